@@ -43,6 +43,17 @@ COMMANDS: dict[str, Command] = {
             "lockstep up --dry-run -- python train.py",
         ),
     ),
+    "k8s": Command("start", "write manifests of a cluster on Kubernetes for your program", "", "ACTION", ()),
+    "k8s render": Command(
+        "",
+        "write manifests that run your program as workers",
+        "clusters.kubernetes",
+        "--image IMAGE [flags] -- python train.py …",
+        (
+            "lockstep k8s render --name job --image job:1 --ps 2 --workers 4 --checkpoint-dir s3://bucket/job -- python train.py",
+            "lockstep k8s render --image job:1 --checkpoint-dir /ckpt --checkpoint-claim ckpt --worker-gpus 1 --out a.yaml -- python a.py",
+        ),
+    ),
     "server": Command("start", "run a parameter server, for a cluster on several machines", "ps_server", "", ()),
     "chief": Command("start", "run the chief, for a cluster on several machines", "chief", "", ()),
     "status": Command(
@@ -216,7 +227,7 @@ def find(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def overview() -> str:
     """Returns the text of `lockstep --help`, which fits a screen of 80 columns and 24 lines."""
-    lines = [f"{'usage: lockstep COMMAND …, or version':<46}lockstep help COMMAND explains one", ""]
+    lines = [f"{'usage: lockstep COMMAND …, or version':<46}lockstep help COMMAND explains one"]
     group = ""
     for name, command in COMMANDS.items():
         if command.group:

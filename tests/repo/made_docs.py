@@ -1,7 +1,7 @@
 """Writes what documents say of code from the code: `python -m tests.repo.made_docs [--write]`.
 
 In docs/reference/cli.md and docs/contributing/design.md what stands between two marks, in docs/contributing/faults.md the last column; all
-else is written by hand.
+else is written by hand. Also deploy/kubernetes/lockstep.yaml, which is what `lockstep k8s render` writes for the digits.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lockstep.__main__ import ROLES, parser_of
+from lockstep.cli.clusters.kubernetes import manifests_of, spec_of
 from lockstep.cli.commands import COMMANDS, actions_of, overview
 from ps_protocol.process.exit_codes import MEANINGS
 from ps_protocol.process.options import TABLE, Option, Program, default_text
@@ -19,6 +20,13 @@ from tests.repo.changes import touched
 from tests.support.repository import ROOT
 
 CLI, FAULTS = ROOT / "docs" / "reference" / "cli.md", ROOT / "docs" / "contributing" / "faults.md"
+MANIFESTS = ROOT / "deploy" / "kubernetes" / "lockstep.yaml"
+# The cluster of MANIFESTS.
+DIGITS = """
+    --name digits --namespace lockstep --image lockstep-ps:local --ps 2 --workers 3 --min-replicas 1 --max-steps 600
+    --checkpoint-dir /checkpoints --checkpoint-claim digits-checkpoints --checkpoint-size 10Gi --env OMP_NUM_THREADS=1
+    -- python -m lockstep.demo.worker
+"""
 DESIGN = ROOT / "docs" / "contributing" / "design.md"
 _BLOCK = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # What the programs of the table are called on the page.
@@ -73,6 +81,11 @@ def made_faults(page: str) -> str:
     )
 
 
+def made_manifests(_: str) -> str:
+    """Returns the manifests of the digits."""
+    return manifests_of(spec_of(parser_of("k8s render").parse_args(DIGITS.split())), str(MANIFESTS.relative_to(ROOT)))
+
+
 def _option(option: Option[Any]) -> tuple[str, ...]:
     flag = f"`{option.flag}{' ' * bool(option.metavar)}{_code(option.metavar)}`" if option.has_flag else ""
     variable = f"`{option.variable}{'=1' * option.is_switch}`" if option.variable else ""
@@ -121,7 +134,7 @@ def _cell(text: str) -> str:
 def main(words: list[str]) -> int:
     """Writes the pages, or says how they differ and returns 1."""
     wrong = 0
-    for path, made in ((CLI, made_cli), (DESIGN, made_design), (FAULTS, made_faults)):
+    for path, made in ((CLI, made_cli), (DESIGN, made_design), (FAULTS, made_faults), (MANIFESTS, made_manifests)):
         page, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
         wanted = made(page)
         if page == wanted:

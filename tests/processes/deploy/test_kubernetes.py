@@ -1,4 +1,4 @@
-"""deploy/kubernetes: the manifests' settings, and their commands as local processes. Each role has its own secrets and no more."""
+"""deploy/kubernetes, which `lockstep k8s render` writes: its commands as local processes. Each role has its own secrets and no more."""
 
 import contextlib
 import os
@@ -26,15 +26,15 @@ PODS = {
     for document in DOCUMENTS
     if document["kind"] in ("StatefulSet", "Job", "Deployment")
 }
-# The commands in the manifest's head, each on one line.
-HEAD = re.sub(r"\\\n#\s+", "", TEXT.partition("apiVersion")[0])
+# The commands in the manifest's head.
+HEAD = TEXT.partition("apiVersion")[0]
 SECRETS = {
     name: dict(part.partition("=")[::2] if "=" in part else (part, part) for part in re.findall(r"--from-file=(\S+)", files))
     for name, files in re.findall(r"create secret generic (\S+)((?: +--from-file=\S+)+)", HEAD)
 }
+CALLED = ("LOCKSTEP_PS", "LOCKSTEP_CHIEF", "LOCKSTEP_ADVERTISE")
 HOSTS = re.findall(r"--host (\S+)", HEAD)
 CLUSTER = re.findall(r"certs create \S+ --cluster (\S+)", HEAD)
-SETTINGS: dict[str, str] = next(document["data"] for document in DOCUMENTS if document["kind"] == "ConfigMap")
 
 
 def container(pod: str) -> dict[str, Any]:
@@ -43,15 +43,14 @@ def container(pod: str) -> dict[str, Any]:
 
 
 def environment(pod: str) -> dict[str, str]:
-    given = container(pod)
-    own = {variable["name"]: variable["value"] for variable in given.get("env", [])}
-    return {**(SETTINGS if "envFrom" in given else {}), **own}
+    """Without the index of a worker, which Kubernetes gives."""
+    return {variable["name"]: variable["value"] for variable in container(pod)["env"] if "value" in variable}
 
 
 def test_manifests_name_what_the_roles_know() -> None:
     assert set(re.findall(r"LOCKSTEP_[A-Z_]+", TEXT)) <= {option.variable for option in TABLE}
     assert "ALLOW_INSECURE" not in TEXT
-    assert CLUSTER == [SETTINGS["LOCKSTEP_CLUSTER"]] == [environment("lockstep-worker")["LOCKSTEP_CLUSTER"]]
+    assert {*CLUSTER} == {environment(pod)["LOCKSTEP_CLUSTER"] for pod in PODS} == {"digits"}
     assert {"NetworkPolicy", "PersistentVolumeClaim"} <= {document["kind"] for document in DOCUMENTS}
 
 
@@ -65,7 +64,7 @@ def test_each_role_has_the_secrets_of_its_own_and_reads_no_others(pod: str) -> N
 
 
 def test_worker_is_given_no_key_and_no_token_but_its_own() -> None:
-    assert SECRETS["lockstep-worker"] == {"ca.pem": "ca.pem", "token": "worker.token"}
+    assert SECRETS["digits-worker"] == {"ca.pem": "ca.pem", "token": "worker.token"}
     assert "ca.key" not in {file for secret in SECRETS.values() for file in secret.values()}
 
 
@@ -81,7 +80,7 @@ def test_a_pod_has_no_privileges_that_it_does_not_need(pod: str) -> None:
 
 
 def test_certificates_are_good_for_every_address_that_is_called() -> None:
-    called = {address.rpartition(":")[0] for pod in PODS for name in ("LOCKSTEP_PS", "LOCKSTEP_CHIEF") for address in addresses(pod, name)}
+    called = {address.rpartition(":")[0] for pod in PODS for name in CALLED for address in addresses(pod, name)}
     assert called == set(HOSTS)
 
 
@@ -95,7 +94,7 @@ class LocalPods:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         certs.create(directory / "certs", cluster=CLUSTER[0], hosts=HOSTS)
-        self.ports = ports_of([address for name in ("LOCKSTEP_PS", "LOCKSTEP_CHIEF") for address in addresses("lockstep-chief", name)])
+        self.ports = ports_of([address for name in ("LOCKSTEP_PS", "LOCKSTEP_CHIEF") for address in addresses("digits-chief", name)])
         for secret, files in SECRETS.items():
             (directory / secret).mkdir()
             for name, source in files.items():
@@ -106,7 +105,8 @@ class LocalPods:
         text = text.replace("/secrets/", f"{self.directory / pod}/").replace("/checkpoints", str(self.directory / "checkpoints"))
         for address, other in self.ports.items():
             text = text.replace(address, f"localhost:{other}")
-        return re.sub(r"(0\.0\.0\.0|127\.0\.0\.1):5000", rf"\1:{port}", text)
+        text = re.sub(r"(0\.0\.0\.0|127\.0\.0\.1):5000", rf"\1:{port}", text)
+        return re.sub(r"(0\.0\.0\.0|127\.0\.0\.1):(8080|9090)", r"\1:0", text)  # page and metrics: a pod has all ports to itself
 
     def run(self, pod: str, words: list[str], *, port: int, hostname: str) -> "subprocess.Popen[str]":
         variables = {name: self.here(value, pod=pod, port=port) for name, value in environment(pod).items()}
@@ -140,11 +140,11 @@ def test_commands_of_the_manifests_make_a_cluster_that_is_ready(tmp_path: Path) 
             stack.enter_context(running(pods.run(pod, container(pod)["command"], port=port, hostname=hostname)))
             return port
 
-        for address in addresses("lockstep-chief", "LOCKSTEP_PS"):
-            start("lockstep-ps", address.partition(".")[0], address)
-        (address,) = addresses("lockstep-chief", "LOCKSTEP_CHIEF")
-        port = start("lockstep-chief", "lockstep-chief-0", address)
-        probe = container("lockstep-chief")["readinessProbe"]["exec"]["command"]
-        wait_until(lambda: pods.ask("lockstep-chief", probe, port=port)[0] == 0, timeout_s=30, what="the chief is ready")
-        _, text = pods.ask("lockstep-chief", shlex.split("lockstep why"), port=port)
+        for address in addresses("digits-chief", "LOCKSTEP_PS"):
+            start("digits-ps", address.partition(".")[0], address)
+        (address,) = addresses("digits-chief", "LOCKSTEP_CHIEF")
+        port = start("digits-chief", "digits-chief-0", address)
+        probe = container("digits-chief")["readinessProbe"]["exec"]["command"]
+        wait_until(lambda: pods.ask("digits-chief", probe, port=port)[0] == 0, timeout_s=30, what="the chief is ready")
+        _, text = pods.ask("digits-chief", shlex.split("lockstep why"), port=port)
         assert "no worker" in text or "waiting" in text.lower(), text

@@ -1,0 +1,73 @@
+"""`lockstep k8s render`: writes manifests for a cluster on Kubernetes. Knows flags, the terminal and a file; makes no object."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+from lockstep.kubernetes.head import commands_of, head_of
+from lockstep.kubernetes.objects import objects_of
+from lockstep.kubernetes.spec import FLAGS, KubernetesSpec
+from lockstep.kubernetes.yaml_text import yaml_of
+from lockstep.launcher.spec import ClusterSpec, flags_of
+from lockstep.launcher.supervisor import LaunchFailed
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.process import options
+from ps_protocol.process.exit_codes import ExitCode
+from ps_protocol.process.options import CHIEF, SERVER, UP, options_of
+
+# A pod has its page at a port of its own, and no directory for a history.
+_NOT_HERE = (options.PAGE, options.HISTORY, options.HISTORY_MAX_BYTES)
+_FLAGS = (options.NUM_PS, options.NUM_WORKERS, *(option for option in options_of(CHIEF, UP) if option not in _NOT_HERE))
+
+
+def add_k8s_render_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `k8s render`."""
+    options.add_options(parser, _FLAGS, has_variables=False)
+    defaults = {field.name: field.default for field in fields(KubernetesSpec)} | {"name": "lockstep", "image": ""}
+    for flag, (_, metavar, words) in FLAGS.items():
+        default = defaults[flag.replace("-", "_")]
+        action = "append" if default == () else "store"
+        parser.add_argument(f"--{flag}", metavar=metavar, help=words, action=action, default=[] if default == () else default)
+    parser.add_argument("--spot", action="store_true", help="workers on spot nodes of GKE, EKS, AKS or Karpenter, all else on others")
+    parser.add_argument("--as", dest="kind", choices=("job", "jobset"), default="job", help="workers as a Job (default), or all as JobSet")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: standard output)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
+
+
+def run_k8s_render(arguments: argparse.Namespace) -> int:
+    """Prints or writes the manifests. Raises InvalidSpec for flags that make no cluster."""
+    spec, file = spec_of(arguments), arguments.out
+    if file is None:
+        print(manifests_of(spec, f"{spec.name}.yaml"), end="")
+        return ExitCode.DONE
+    try:
+        file.write_text(manifests_of(spec, str(file)), encoding="utf-8")
+    except OSError as error:
+        raise InvalidSpec(f"--out {file}: {error.strerror}; choose another file") from error
+    print(f"wrote {file}; now:\n\n{commands_of(spec, str(file))}")
+    return ExitCode.DONE
+
+
+def manifests_of(spec: KubernetesSpec, file: str) -> str:
+    """Returns the text of the file."""
+    return head_of(spec, file) + yaml_of(objects_of(spec))
+
+
+def spec_of(arguments: argparse.Namespace) -> KubernetesSpec:
+    """Returns the cluster that the arguments describe. Raises InvalidSpec."""
+    try:
+        cluster = ClusterSpec(**flags_of(arguments))
+    except LaunchFailed as failed:
+        raise InvalidSpec(str(failed)) from failed
+    variables = {role: {option.variable for option in options_of(role)} for role in (SERVER, CHIEF)}
+    own = {flag.replace("-", "_"): getattr(arguments, flag.replace("-", "_")) for flag in (*FLAGS, "spot")}
+    return KubernetesSpec(
+        **own,
+        command=arguments.command[arguments.command[:1] == ["--"] :],
+        ps=cluster.num_ps,
+        workers=cluster.num_workers,
+        checkpoint_dir=cluster.checkpoint_dir,
+        server_variables={name: text for name, text in cluster.told.items() if name in variables[SERVER]},
+        chief_variables={name: text for name, text in cluster.told.items() if name in variables[CHIEF]},
+        is_jobset=arguments.kind == "jobset",
+    )
