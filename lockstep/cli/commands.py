@@ -49,10 +49,7 @@ COMMANDS: dict[str, Command] = {
         "write manifests that run your program as workers",
         "clusters.kubernetes",
         "--image IMAGE [flags] -- python train.py …",
-        (
-            "lockstep k8s render --name job --image job:1 --ps 2 --workers 4 --checkpoint-dir s3://bucket/job -- python train.py",
-            "lockstep k8s render --image job:1 --checkpoint-dir /ckpt --checkpoint-claim ckpt --worker-gpus 1 --out a.yaml -- python a.py",
-        ),
+        ("lockstep k8s render --name job --image job:1 --ps 2 --workers 4 --checkpoint-dir s3://bucket/job -- python train.py",),
     ),
     "server": Command("start", "run a parameter server, for a cluster on several machines", "ps_server", "", ()),
     "chief": Command("start", "run the chief, for a cluster on several machines", "chief", "", ()),

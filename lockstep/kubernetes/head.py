@@ -31,10 +31,10 @@ def commands_of(spec: KubernetesSpec, file: str) -> str:
 
 def head_of(spec: KubernetesSpec, file: str) -> str:
     """Returns the comment in front of the manifests."""
-    engine = "Kubernetes 1.29 with JobSet" if spec.is_jobset else "Kubernetes 1.27"
     place = f" All servers write to the volume of {spec.checkpoint_claim} (ReadWriteMany)." if spec.checkpoint_claim else ""
+    version = "1.29 with JobSet" if spec.is_jobset else "1.27"
     lines = [
-        f"Made by `lockstep k8s render`, for {engine} or newer. What is lost starts again, and training continues.",
+        f"Made by `lockstep k8s render`, for Kubernetes {version} or newer. What is lost starts again, and training continues.",
         "",
         *(f"  {line}" for line in commands_of(spec, file).splitlines()),
         "",

@@ -1,6 +1,6 @@
 """The objects of the API of Kubernetes that make a cluster, from its spec. Knows their fields and what roles are told; writes no text.
 
-Where a pod is lost, its successor has the same name and index: StatefulSets and indexed Jobs see to it.
+A pod that takes the place of a lost one has its name and index: StatefulSets and indexed Jobs see to it.
 """
 
 from collections.abc import Mapping
@@ -104,8 +104,8 @@ def _server_pod(spec: KubernetesSpec, role: str) -> Object:
         "livenessProbe": {"exec": {"command": health}, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
         **(_resources(spec.ps_cpu, spec.ps_memory) if role == "ps" else {}),
     }
-    kept = [{"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]} for key, value in _SPOT.items()]}]
-    placement = _on_nodes(kept) if spec.spot else {}
+    elsewhere = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in _SPOT.items()]
+    placement = _on_nodes([{"matchExpressions": elsewhere}]) if spec.spot else {}
     if role == "ps":
         spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
         placement["topologySpreadConstraints"] = [{**spread, "labelSelector": {"matchLabels": _labels(spec, role)}}]
@@ -172,25 +172,18 @@ def _secrets(spec: KubernetesSpec, role: str) -> Object:
 
 def _certificate(spec: KubernetesSpec, role: str) -> Object:
     kind, _, issuer = spec.cert_manager.rpartition("/")
-    settings = {
-        "secretName": f"{spec.name}-{role}-tls",
-        "issuerRef": {"kind": kind or "Issuer", "name": issuer},
-        "dnsNames": [*(hosts_of(spec)[1:] if role == "ps" else hosts_of(spec)[:1]), "localhost"],
-        "ipAddresses": ["127.0.0.1"],
-        "uris": [f"lockstep://{spec.name}/{role}"],
-        "usages": ["digital signature", "server auth", "client auth"],
-    }
+    hosts = hosts_of(spec)[1:] if role == "ps" else hosts_of(spec)[:1]
+    names = {"dnsNames": [*hosts, "localhost"], "ipAddresses": ["127.0.0.1"], "uris": [f"lockstep://{spec.name}/{role}"]}
+    given = {"secretName": f"{spec.name}-{role}-tls", "issuerRef": {"kind": kind or "Issuer", "name": issuer}}
+    settings = {**given, **names, "usages": ["digital signature", "server auth", "client auth"]}
     return _object(spec, "cert-manager.io/v1", "Certificate", f"{spec.name}-{role}", settings)
 
 
 def _disruption_budget(spec: KubernetesSpec) -> Object:
     roles = [{"key": "app.kubernetes.io/component", "operator": "In", "values": ["ps", "chief"]}]
-    settings = {
-        "# Of parameter servers and chief, a drain takes one at a time.": None,
-        "minAvailable": spec.ps,
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": _labels(spec), "matchExpressions": roles},
-    }
+    number = {"# Of parameter servers and chief, a drain takes one at a time.": None, "minAvailable": spec.ps}
+    selector = {"selector": {"matchLabels": _labels(spec), "matchExpressions": roles}}
+    settings = {**number, "unhealthyPodEvictionPolicy": "AlwaysAllow", **selector}
     return _object(spec, "policy/v1", "PodDisruptionBudget", f"{spec.name}-servers", settings)
 
 

@@ -17,19 +17,19 @@ _LABEL = r"[A-Za-z0-9][-\w./]*=(?!.{64})([A-Za-z0-9]([-\w.]*[A-Za-z0-9])?)?"
 FLAGS = {
     "name": (r"(?!.{41})[a-z]([-a-z0-9]*[a-z0-9])?", "NAME", "what all names begin with: small letters, digits and - (default lockstep)"),
     "image": (r"\S+", "IMAGE", "image that has Lockstep and your program"),
-    "namespace": (_SPACE, "NAME", "namespace of all objects (default: that of kubectl)"),
-    "checkpoint-claim": (_OBJECT, "CLAIM", "PersistentVolumeClaim of --checkpoint-dir, where that is a directory"),
-    "checkpoint-size": (_QUANTITY, "SIZE", "make that claim too, of this size, such as 10Gi"),
-    "ps-cpu": (_QUANTITY, "N", "processors that each parameter server asks for"),
+    "namespace": (_SPACE, "NAME", "namespace (default: that of kubectl)"),
+    "checkpoint-claim": (_OBJECT, "CLAIM", "PersistentVolumeClaim of a --checkpoint-dir that is no URL"),
+    "checkpoint-size": (_QUANTITY, "SIZE", "make that claim, too, such as 10Gi"),
+    "ps-cpu": (_QUANTITY, "N", "processors of each parameter server"),
     "ps-memory": (_QUANTITY, "SIZE", "memory of each parameter server, such as 16Gi"),
-    "worker-cpu": (_QUANTITY, "N", "processors that each worker asks for"),
+    "worker-cpu": (_QUANTITY, "N", "processors of each worker"),
     "worker-memory": (_QUANTITY, "SIZE", "memory of each worker, such as 16Gi"),
     "worker-gpus": (r"\d{1,6}", "N", "GPUs of each worker (nvidia.com/gpu)"),
     "worker-node": (_LABEL, "KEY=VALUE", "label of nodes for workers; may be repeated"),
     "env": (r"[A-Za-z_]\w*=[^\0]*", "NAME=VALUE", "variable of workers; may be repeated"),
-    "env-secret": (_OBJECT, "SECRET", "Secret whose keys are variables of all pods, as those of an object store"),
+    "env-secret": (_OBJECT, "SECRET", "Secret whose keys are variables of all pods"),
     "mount": (rf"{_OBJECT}=/[^:]+", "CLAIM=/PATH", "volume of workers; may be repeated"),
-    "user": (r"\d{1,9}", "UID", "number of the user that all pods run as (default 10001)"),
+    "user": (r"\d{1,9}", "UID", "user of all pods (default 10001)"),
     "cert-manager": (rf"((Cluster)?Issuer/)?{_OBJECT}", "ISSUER", "have cert-manager make certificates: an Issuer, or ClusterIssuer/NAME"),
     "metrics-namespace": (_SPACE, "NAME", "namespace whose pods may read /metrics"),
 }
@@ -43,14 +43,14 @@ class KubernetesSpec:
     variable. An empty text was not given.
     """
 
-    name: str
-    image: str
     command: Sequence[str]
     ps: int
     workers: int
     checkpoint_dir: str
     server_variables: Mapping[str, str]
     chief_variables: Mapping[str, str]
+    name: str = "lockstep"
+    image: str = ""
     namespace: str = ""
     checkpoint_claim: str = ""
     checkpoint_size: str = ""

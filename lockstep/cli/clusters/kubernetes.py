@@ -1,7 +1,6 @@
 """`lockstep k8s render`: writes manifests for a cluster on Kubernetes. Knows flags, the terminal and a file; makes no object."""
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
 
 from lockstep.kubernetes.head import commands_of, head_of
@@ -13,21 +12,18 @@ from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode
-from ps_protocol.process.options import CHIEF, SERVER, UP, options_of
+from ps_protocol.process.options import CHIEF, NUM_PS, NUM_WORKERS, SERVER, UP, add_options, options_of
 
 # A pod has its page at a port of its own, and no directory for a history.
 _NOT_HERE = (options.PAGE, options.HISTORY, options.HISTORY_MAX_BYTES)
-_FLAGS = (options.NUM_PS, options.NUM_WORKERS, *(option for option in options_of(CHIEF, UP) if option not in _NOT_HERE))
+_FLAGS = (NUM_PS, NUM_WORKERS, *(option for option in options_of(CHIEF, UP) if option not in _NOT_HERE))
 
 
 def add_k8s_render_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `k8s render`."""
-    options.add_options(parser, _FLAGS, has_variables=False)
-    defaults = {field.name: field.default for field in fields(KubernetesSpec)} | {"name": "lockstep", "image": ""}
+    add_options(parser, _FLAGS, has_variables=False)
     for flag, (_, metavar, words) in FLAGS.items():
-        default = defaults[flag.replace("-", "_")]
-        action = "append" if default == () else "store"
-        parser.add_argument(f"--{flag}", metavar=metavar, help=words, action=action, default=[] if default == () else default)
+        parser.add_argument(f"--{flag}", metavar=metavar, help=words, action="append" if "repeated" in words else "store")
     parser.add_argument("--spot", action="store_true", help="workers on spot nodes of GKE, EKS, AKS or Karpenter, all else on others")
     parser.add_argument("--as", dest="kind", choices=("job", "jobset"), default="job", help="workers as a Job (default), or all as JobSet")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: standard output)")
@@ -60,9 +56,9 @@ def spec_of(arguments: argparse.Namespace) -> KubernetesSpec:
     except LaunchFailed as failed:
         raise InvalidSpec(str(failed)) from failed
     variables = {role: {option.variable for option in options_of(role)} for role in (SERVER, CHIEF)}
-    own = {flag.replace("-", "_"): getattr(arguments, flag.replace("-", "_")) for flag in (*FLAGS, "spot")}
+    keys = {flag.replace("-", "_") for flag in (*FLAGS, "spot")}
     return KubernetesSpec(
-        **own,
+        **{key: value for key, value in vars(arguments).items() if key in keys and value is not None},
         command=arguments.command[arguments.command[:1] == ["--"] :],
         ps=cluster.num_ps,
         workers=cluster.num_workers,
