@@ -128,7 +128,8 @@ def _worker_pod(spec: KubernetesSpec) -> Object:
     if spec.spot:
         placement |= _on_nodes([{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in _SPOT.items()])
         tolerations += [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in _SPOT.items()]
-    return _pod(spec, "worker", container, pairs(spec.mount), {"tolerations": _LOST + tolerations, **placement}, grace_s=30)
+    ends = {"# Else the program is process 1, which SIGTERM does not end.": None, "shareProcessNamespace": True}
+    return _pod(spec, "worker", container, pairs(spec.mount), {**ends, "tolerations": _LOST + tolerations, **placement}, grace_s=30)
 
 
 def _pod(spec: KubernetesSpec, role: str, container: Object, volumes: Mapping[str, str], placement: Object, *, grace_s: int) -> Object:

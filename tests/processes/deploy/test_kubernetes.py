@@ -108,12 +108,16 @@ class LocalPods:
         text = re.sub(r"(0\.0\.0\.0|127\.0\.0\.1):5000", rf"\1:{port}", text)
         return re.sub(r"(0\.0\.0\.0|127\.0\.0\.1):(8080|9090)", r"\1:0", text)  # page and metrics: a pod has all ports to itself
 
-    def run(self, pod: str, words: list[str], *, port: int, hostname: str) -> "subprocess.Popen[str]":
+    def run(self, pod: str, words: list[str], *, port: int, hostname: str, **told: str) -> "subprocess.Popen[str]":
         variables = {name: self.here(value, pod=pod, port=port) for name, value in environment(pod).items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         command = [self.here(word, pod=pod, port=port) for word in words]
         return subprocess.Popen(
-            command, env={**os.environ, **variables, "PATH": path, "HOSTNAME": hostname}, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            command,
+            env={**os.environ, **variables, "PATH": path, "HOSTNAME": hostname, **told},
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
 
     def ask(self, pod: str, words: list[str], *, port: int) -> tuple[int, str]:
@@ -131,20 +135,33 @@ def running(process: "subprocess.Popen[str]") -> Iterator[None]:
         process.communicate()
 
 
-def test_commands_of_the_manifests_make_a_cluster_that_is_ready(tmp_path: Path) -> None:
+@pytest.mark.timeout(150)
+def test_commands_of_the_manifests_train_and_a_worker_that_comes_back_takes_its_place(tmp_path: Path) -> None:
     pods = LocalPods(tmp_path)
     with contextlib.ExitStack() as stack:
 
-        def start(pod: str, hostname: str, address: str) -> int:
-            port = pods.ports[address]
-            stack.enter_context(running(pods.run(pod, container(pod)["command"], port=port, hostname=hostname)))
-            return port
+        def start(pod: str, hostname: str, port: int, *more: str, **told: str) -> "subprocess.Popen[str]":
+            process = pods.run(pod, [*container(pod)["command"], *more], port=port, hostname=hostname, **told)
+            stack.enter_context(running(process))
+            return process
+
+        def start_worker(index: int) -> "subprocess.Popen[str]":
+            return start("digits-worker", "worker", 0, "--pace", "0.01", LOCKSTEP_WORKER_INDEX=str(index))
 
         for address in addresses("digits-chief", "LOCKSTEP_PS"):
-            start("digits-ps", address.partition(".")[0], address)
+            start("digits-ps", address.partition(".")[0], pods.ports[address])
         (address,) = addresses("digits-chief", "LOCKSTEP_CHIEF")
-        port = start("digits-chief", "digits-chief-0", address)
+        port = pods.ports[address]
+        chief = start("digits-chief", "digits-chief-0", port, LOCKSTEP_MAX_STEPS="150")
         probe = container("digits-chief")["readinessProbe"]["exec"]["command"]
         wait_until(lambda: pods.ask("digits-chief", probe, port=port)[0] == 0, timeout_s=30, what="the chief is ready")
         _, text = pods.ask("digits-chief", shlex.split("lockstep why"), port=port)
         assert "no worker" in text or "waiting" in text.lower(), text
+        workers = [start_worker(index) for index in range(3)]
+        assert workers[1].stdout is not None and "learns from" in workers[1].stdout.readline()
+        workers[1].kill()
+        workers[1] = start_worker(1)
+        for worker in workers:
+            text, _ = worker.communicate(timeout=50)
+            assert worker.returncode == 0 and "finished at step 150" in text
+        assert chief.wait(timeout=20) == 0

@@ -176,6 +176,10 @@ def test_servers_are_probed_and_have_time_to_save_when_they_are_asked_to_end() -
         assert {port["name"]: port["containerPort"] for port in container["ports"]}.items() >= {"grpc": 5000, "metrics": 9090}.items()
 
 
+def test_sigterm_ends_a_workers_program_which_is_not_process_1() -> None:
+    assert pods_of(rendered())["worker"]["shareProcessNamespace"] is True
+
+
 def test_servers_are_spread_over_nodes_and_leave_lost_ones_soon() -> None:
     pods = pods_of(rendered())
     (spread,) = pods["ps"]["topologySpreadConstraints"]
