@@ -1,7 +1,4 @@
-"""The objects of the API of Kubernetes that make a cluster, from its spec. Knows their fields and what roles are told; writes no text.
-
-A pod that takes the place of a lost one has its name and index: StatefulSets and indexed Jobs see to it.
-"""
+"""The objects of the API of Kubernetes that make a cluster, from its spec. Knows their fields and what roles are told; writes no text."""
 
 from collections.abc import Mapping
 from typing import Any
