@@ -19,8 +19,8 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.security.tokens import write_secret
 
-# Asks for no password, bears a link that is cut for 30 s, and says nothing but errors.
-_SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=6", "LogLevel=ERROR")
+# Asks for no password, bears a link that is silent for 45 s, and says nothing but errors.
+_SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=9", "LogLevel=ERROR")
 _SSH = ("ssh", *(word for option in _SSH_OPTIONS for word in ("-o", option)))
 _HERE = Path(__file__).parent
 

@@ -24,7 +24,8 @@ from typing import Any
 
 MARK = b"\x1elockstep-agent\n"
 HEAD = struct.Struct(">cI")
-BEAT_S, SILENT_S = 5.0, 30.0
+# A link that is cut for 20 s may be silent for 40 s: TCP tries again after pauses that double.
+BEAT_S, SILENT_S = 5.0, 45.0
 # The exit code of a process whose host is gone.
 EXIT_HOST_LOST = 254
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
