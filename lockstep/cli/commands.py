@@ -51,6 +51,16 @@ COMMANDS: dict[str, Command] = {
         "--image IMAGE [flags] -- python train.py …",
         ("lockstep k8s render --name job --image job:1 --ps 2 --workers 4 --checkpoint-dir s3://bucket/job -- python train.py",),
     ),
+    "systemd": Command(
+        "start",
+        "write units that run a cluster on hosts of your own",
+        "clusters.systemd",
+        "--address HOST:PORT --ps HOST:PORT,… [flags] -- /path/to/python train.py …",
+        (
+            "lockstep systemd --address a:5000 --ps a:5001,b:5001 --workers 4 --checkpoint-dir s3://bucket/job --certs-dir /etc/lockstep",
+            "lockstep systemd --address a:5000 --ps b:5001 --workers 2 --certs-dir /etc/job --out units -- /opt/job/bin/python train.py",
+        ),
+    ),
     "server": Command("start", "run a parameter server, for a cluster on several machines", "ps_server", "", ()),
     "chief": Command("start", "run the chief, for a cluster on several machines", "chief", "", ()),
     "status": Command(
@@ -231,7 +241,7 @@ def overview() -> str:
             lines.append(f"{command.group if command.group != group else '':<8}{name:<13}{command.words}")
             group = command.group
     one_more = "LOCKSTEP_CHIEF=ADDRESS python train.py joins a running cluster as a worker."
-    return "\n".join([*lines, "", one_more])
+    return "\n".join([*lines, one_more])
 
 
 def actions_text(name: str) -> str:

@@ -1,5 +1,5 @@
 """Commands that start, change and end a cluster.
 
-`up` runs a user's program on a cluster of this machine, and `demo` a built-in training; `kubernetes` writes manifests; `change` has
-`policy`, `set` and `finish`. The processes themselves belong to `lockstep/launcher`, the manifests to `lockstep/kubernetes`.
+`up` runs a user's program on a cluster of this machine, and `demo` a built-in training; `kubernetes` writes manifests, `systemd` units;
+`change` has `policy`, `set` and `finish`. The processes themselves belong to `lockstep/launcher`, the manifests to `lockstep/kubernetes`.
 """
