@@ -38,7 +38,7 @@ def new_policy(
         return OrderedPolicy(spec=spec, step=step, counted=counted, workers=workers, max_step=config.max_steps)
     tokens: TokenRule
     if spec.needs_many_workers:
-        tokens = StrictTokens(num_extras=config.num_extras, step=step, contributed=(entry.push_id.worker for entry in counted))
+        tokens = StrictTokens(num_extras=config.num_extras, step=step, contributed=[entry.push_id.worker for entry in counted])
     else:
         num_tokens = config.num_initial_tokens if is_start else max(config.num_initial_tokens, config.tokens_per_step)
         tokens = FifoTokens(tokens_per_step=config.tokens_per_step, num_tokens=num_tokens, step=step)

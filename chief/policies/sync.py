@@ -3,7 +3,7 @@
 Strict tokens are here: a worker that waits continues when the step is applied. Knows no leases, calls or clocks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -190,14 +190,15 @@ class StrictTokens(TokenRule):
     """A token is always of the open step. Each worker gives one contribution to a step, and one more for each extra token.
 
     A worker of an older step gets the open step, however often it asks. With fewer workers than contributions a step has extra tokens,
-    shared by all: those are counted here as free, held, or spent. `contributed`: workers that are part of the open step already.
+    shared by all: those are counted here as free, held, or spent. `contributed`: workers that are part of the open step already, each as
+    often as it has contributed.
     """
 
-    def __init__(self, *, num_extras: int = 0, step: int = 0, contributed: Iterable[int] = ()) -> None:
-        self.num_free = num_extras
+    def __init__(self, *, num_extras: int = 0, step: int = 0, contributed: Sequence[int] = ()) -> None:
         self._step = step
         self._num_extras = num_extras
         self._contributed = set(contributed)
+        self.num_free = max(0, num_extras - (len(contributed) - len(self._contributed)))
         self._held: set[int] = set()
         self._last_extra: dict[int, int] = {}  # worker -> request id of its latest extra of this step
         self._wishes: dict[int, _Wish] = {}  # in order of their asking

@@ -55,6 +55,7 @@ class SimulatedCluster:
         min_if_strict = 1 if scenario.min_replicas or scenario.data else scenario.num_required
         rules = PolicyRules(
             spec=scenario.policy,
+            num_workers=scenario.num_workers,
             num_required=scenario.num_required,
             min_required=min_if_strict if scenario.policy == DEFAULT_POLICY else scenario.num_required,
             min_if_strict=min_if_strict,

@@ -197,6 +197,16 @@ def _takes_two_of_a_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SyncPolicy, "ask", lambda self, worker, *, local_step, request_id: self.step)
 
 
+def _has_one_extra_too_many(patch: pytest.MonkeyPatch) -> None:
+    real = StrictTokens._hand_out
+
+    def hand_out(self: StrictTokens) -> Any:
+        self.num_free += self.num_free == 0
+        return real(self)
+
+    patch.setattr(StrictTokens, "_hand_out", hand_out)
+
+
 def _applies_with_one_too_few(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SyncPolicy, "is_complete", property(lambda self: self.num_contributions >= max(1, self.num_required - 1)))
 
@@ -552,6 +562,11 @@ def _undisturbed(policy: PolicySpec) -> Suit:
     return lambda scenario: replace(scenario, policy=policy, num_required=scenario.num_workers, network=NetworkSpec(), faults=())
 
 
+def _with_an_extra(scenario: Scenario) -> Scenario:
+    """Three workers, one of which gives a step two contributions."""
+    return replace(scenario, policy=DEFAULT_POLICY, num_workers=3, num_required=4, min_replicas=None)
+
+
 _FIFO = PolicySpec(tokens=TokenMode.FIFO)
 _SSP = PolicySpec(name=PolicyName.SSP, staleness=0)
 _ASYNC = PolicySpec(name=PolicyName.ASYNC)
@@ -771,6 +786,7 @@ MUTATIONS: dict[str, Mutation] = {
     "strict: a step is applied with one contribution too few": Mutation(
         "P3", _applies_with_one_too_few, under(DEFAULT_POLICY), first_seed=1051
     ),
+    "strict: a step has an extra token too many": Mutation("P", _has_one_extra_too_many, _with_an_extra),
     "fifo: a step queues no tokens": Mutation("6", _queues_no_tokens, _undisturbed(_FIFO), first_seed=1003),
     "fifo: stale contributions are called accepted": Mutation("3", _calls_stale_ones_accepted, under(_FIFO)),
     "async: a worker goes on before what it gave is applied": Mutation("P", _goes_on_before_it_is_applied, under(_ASYNC)),

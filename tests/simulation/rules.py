@@ -17,10 +17,11 @@ Setting = PolicySpec | float
 class PolicyRules:
     """The rules of one policy; `num_required` is R, and `min_required` what a step needs at least when workers or data are short.
 
-    `min_if_strict`: the same, if it were strict sync.
+    `min_if_strict`: the same, if it were strict sync. `num_workers`: T; for each by which R is more, a step has an extra token.
     """
 
     spec: PolicySpec
+    num_workers: int
     num_required: int
     min_required: int
     min_if_strict: int
@@ -67,8 +68,9 @@ class PolicyRules:
         if not self.min_required <= len(contributors) <= most:
             return f"it is made of {len(contributors)} contributions, and R is {most}, at least {self.min_required}"
         is_strict = self.spec.tokens is TokenMode.STRICT and all(rules.spec.tokens is TokenMode.STRICT for rules in former)
-        if is_strict and len({push_id.worker for push_id in contributors}) < len(contributors):
-            return f"a worker has given two of {contributors}, and there are no extra tokens"
+        num_extras = max(0, most - self.num_workers)
+        if is_strict and len({push_id.worker for push_id in contributors}) < len(contributors) - num_extras:
+            return f"a worker has given two of {contributors}, and there are {num_extras} extra tokens"
         return ""
 
     def _broken_by_staleness(self, staleness: int, weight: float) -> str:
@@ -82,8 +84,9 @@ class PolicyRules:
 
     @property
     def has_own_steps(self) -> bool:
-        """Whether a token means that all is applied that its worker has given. One of the original's queue may be old."""
-        return self.spec.tokens is TokenMode.STRICT
+        """Whether a token means that all is applied that its worker has given: not one of the original's queue, nor an extra one."""
+        has_extras = self.spec.has_common_steps and self.num_required > self.num_workers
+        return self.spec.tokens is TokenMode.STRICT and not has_extras
 
     @property
     def max_lead(self) -> int | None:

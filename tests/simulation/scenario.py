@@ -109,6 +109,9 @@ def scenario_of(seed: int) -> Scenario:
     scenario = _with_standbys(scenario, random.Random(f"standbys {seed}"))
     history = random.Random(f"history {seed}")
     scenario = replace(scenario, has_history=history.random() < 0.3, num_records_kept=history.choice([0, 20, 60, 200]))
+    few = random.Random(f"few workers {seed}")
+    if scenario.policy == DEFAULT_POLICY and few.random() < 0.1:
+        scenario = replace(scenario, num_required=num_workers + few.randint(1, 2))
     last = random.Random(f"last step {seed}")
     return replace(scenario, max_steps=last.randint(3, 40)) if last.random() < 0.08 else scenario
 

@@ -23,7 +23,7 @@ class OneShard:
     """An oracle, and one server that does what it looks at: in each life a step 0, of one contribution."""
 
     def __init__(self) -> None:
-        rules = PolicyRules(spec=DEFAULT_POLICY, num_required=1, min_required=1, min_if_strict=1)
+        rules = PolicyRules(spec=DEFAULT_POLICY, num_workers=1, num_required=1, min_required=1, min_if_strict=1)
         self.oracle = Oracle(servers=[SERVER], size=SIZE, is_durable_at_once=False, rules=rules)
 
     def train(self, *, life: int, brings: str) -> None:

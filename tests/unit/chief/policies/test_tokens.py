@@ -2,7 +2,7 @@
 
 import contextlib
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.support.chief.chief_driver import Driver, Worker
 ALL = range(10)
 
 
-def strict(*, num_extras: int, step: int = 0, contributed: Iterable[int] = ALL) -> StrictTokens:
+def strict(*, num_extras: int, step: int = 0, contributed: Sequence[int] = ALL) -> StrictTokens:
     """Tokens of a step that all workers are part of, unless others are named."""
     return StrictTokens(num_extras=num_extras, step=step, contributed=contributed)
 
@@ -50,6 +50,12 @@ def test_extra_tokens_go_to_the_first_workers_that_ask_up_to_their_number() -> N
     tokens = strict(num_extras=2)
     assert [ask(tokens, worker) for worker in (2, 0, 1)] == [0, 0, None]
     assert tokens.num_free == 0
+
+
+def test_extras_that_were_spent_under_another_chief_are_not_given_again() -> None:
+    tokens = strict(num_extras=2, contributed=(0, 0, 1))
+    assert [ask(tokens, worker) for worker in (1, 0)] == [0, None]
+    assert strict(num_extras=0, contributed=(0, 0)).num_free == 0
 
 
 def test_a_worker_that_has_not_contributed_does_not_get_an_extra() -> None:
