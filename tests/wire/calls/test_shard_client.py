@@ -17,16 +17,12 @@ from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
     AdoptRequest,
-    ApplyReply,
-    ApplyRequest,
     MetricCell,
-    PrepareRequest,
     PushHeader,
     PushReply,
     PushResult,
     ReadMetricsRequest,
     ReadRequest,
-    ShardSettings,
     ShardSpec,
     ShardStatusRequest,
     ShutdownRequest,
@@ -309,43 +305,3 @@ def test_control_calls_have_a_deadline_and_return_values(
     assert remaining[0] is not None
     # gRPC sends deadlines rounded up to whole seconds.
     assert 0 < remaining[0] <= 121
-
-
-COMMANDS: list[tuple[Callable[[CommandedShard], object], Any, object]] = [
-    (
-        lambda shard: shard.call(ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,))),
-        pb.CommandResponse(apply=pb.ApplyReply(step=5)),
-        ApplyReply(step=5, repeated_request=False),
-    ),
-    (
-        lambda shard: shard.call(ShardSettings(fence=fence(1, 1), version=2)),
-        pb.CommandResponse(configure=pb.ConfigureReply()),
-        None,
-    ),
-    (
-        lambda shard: shard.call(PrepareRequest(of=ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,)))),
-        pb.CommandResponse(prepare=pb.PrepareReply(sums=[1.5, 0.0])),
-        (1.5, 0.0),
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "answer", "expected"), COMMANDS, ids=["apply", "configure", "prepare"])
-def test_commands_return_values_and_raise_errors(
-    call: Callable[[CommandedShard], object], answer: pb.CommandResponse, expected: object
-) -> None:
-    refused = pb.CommandResponse(error=encode_call_error(errors.Superseded("end this chief")))
-    answers = iter([answer, refused, answer])
-
-    def serve(messages: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:
-        for message in messages:
-            command, found = pb.CommandRequest.FromString(message), next(answers)
-            assert command.WhichOneof("command") == answer.WhichOneof("answer")
-            found.call = command.call
-            yield found.SerializeToString()
-
-    with client_of(both_ways(SERVICE, Command=serve)) as shard:
-        assert call(shard) == expected
-        with pytest.raises(errors.Superseded, match="end this chief"):
-            call(shard)
-        assert call(shard) == expected
