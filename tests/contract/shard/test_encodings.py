@@ -7,7 +7,7 @@ import pytest
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.encodings.gradients import GradientEncoder
-from ps_protocol.errors import IndexOutOfRange, MalformedMessage, NonFiniteGradient
+from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, DataType
@@ -128,46 +128,6 @@ def test_garbage_in_the_padding_changes_no_variable(shard: Shard, encoding: Floa
     sums = shard.call(PrepareRequest(of=trainer.request(header.push_id)))
     assert sums[1] <= np.square(as_float32(WIDE, gradients, "b")).sum() * 1.5
     assert one.bytes.nbytes == other.bytes.nbytes
-
-
-@pytest.mark.parametrize("encoding", LOSSY)
-@pytest.mark.parametrize("change", [-8, -1, 1, 8, 1 << 60])
-def test_an_arena_of_another_length_is_refused_before_it_comes(wide: Trainer, encoding: FloatEncoding, change: int) -> None:
-    one = Encoded(WIDE, encoding, wide.random(1))
-    header = replace(one.header(wide), encoded_bytes=one.bytes.nbytes + change)
-    # Other numbers of the top k are possible, but then its bytes do not fit them.
-    with pytest.raises(MalformedMessage):
-        wide.push(header, np.resize(one.bytes, one.bytes.nbytes + min(change, 8)))
-    assert wide.shard.call(ShardStatusRequest()).report.num_staged == 0
-    plain = wide.header(1)
-    wide.push(plain, wide.arena(1.0))
-    assert wide.apply(plain.push_id).step == 1
-
-
-SIZE = 304  # elements of the float32 range: 280 and 3, with padding
-
-
-@pytest.mark.parametrize(
-    ("count", "positions", "error"),
-    [
-        (3, [1, 5, SIZE], IndexOutOfRange),
-        (3, [1, 5, 2**32 - 1], IndexOutOfRange),
-        (3, [1, 5, 5], MalformedMessage),
-        (3, [5, 1, 9], MalformedMessage),
-        (2, [1, 5, 9], MalformedMessage),
-        (4, [1, 5, 9], IndexOutOfRange),  # its fourth position is a value
-        (2**64 - 1, [1, 5, 9], MalformedMessage),
-        (SIZE + 1, [1, 5, 9], MalformedMessage),
-    ],
-)
-def test_top_k_that_make_no_sense_are_refused(wide: Trainer, count: int, positions: list[int], error: type[Exception]) -> None:
-    values = np.ones(len(positions), "<f4")
-    encoded = b"".join([np.array([count], "<u8").tobytes(), np.array(positions, "<u4").tobytes(), values.tobytes(), bytes(128)])
-    header = replace(wide.header(), encoding=FloatEncoding.TOP_K, encoded_bytes=len(encoded))
-    with pytest.raises(error, match="top k"):
-        wide.push(header, np.frombuffer(encoded, np.uint8).copy())
-    assert wide.shard.call(ShardStatusRequest()).report.num_staged == 0
-    assert wide.train(0).step == 1
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), 3.4e38, -1.0, 0.0, 1e-45])

@@ -28,24 +28,6 @@ def small(shard: Shard) -> Trainer:
 # Gradients that are not there
 
 
-def test_variable_that_nobody_has_a_gradient_for_stays_as_it_is(small: Trainer) -> None:
-    header, _ = small.push_rows(dense=small.arena(2.0), absent=(1,))
-    small.apply(header.push_id)
-    values = views(small.layout, small.read()[1])
-    np.testing.assert_array_equal(values["w"], [-1.0] * 4)
-    np.testing.assert_array_equal(values["b"], [0.0] * 2)
-
-
-def test_mean_is_over_those_that_have_a_gradient(small: Trainer) -> None:
-    one, _ = small.push_rows(0, dense=small.arena(2.0), absent=(1,))
-    other, _ = small.push_rows(1, dense=small.arena(6.0))
-    third, _ = small.push_rows(2)
-    small.apply(one.push_id, other.push_id, third.push_id)
-    values = views(small.layout, small.read()[1])
-    np.testing.assert_array_equal(values["w"], [-2.0] * 4)
-    np.testing.assert_array_equal(values["b"], [-3.0] * 2)
-
-
 def test_weights_change_the_gradients_but_not_what_the_sum_is_divided_by(small: Trainer) -> None:
     one, _ = small.push_rows(0, dense=small.arena(2.0), rows={0: ([1], 2.0)})
     other, _ = small.push_rows(1, dense=small.arena(6.0), rows={0: ([1], 6.0)})

@@ -10,9 +10,6 @@ from ps_protocol.errors import (
     LayoutMismatch,
     LimitExceeded,
     PsError,
-    PushIdReused,
-    StepAhead,
-    Superseded,
     TooManyPushes,
     TruncatedStream,
 )
@@ -51,19 +48,6 @@ def test_a_push_for_a_past_step_is_stale(trainer: Trainer) -> None:
     assert trainer.shard.call(ShardStatusRequest()).report.num_stale == 1
 
 
-def test_push_for_a_step_to_come_is_refused(trainer: Trainer) -> None:
-    trainer.create()
-    with pytest.raises(StepAhead):
-        trainer.push(trainer.header(step=12))
-
-
-def test_push_id_for_another_step_is_refused(trainer: Trainer) -> None:
-    trainer.create()
-    trainer.train(0)
-    with pytest.raises(PushIdReused):
-        trainer.push(trainer.header(step=1, sequence=1))
-
-
 def test_push_with_another_layout_is_refused(trainer: Trainer) -> None:
     trainer.create()
     other = Trainer(trainer.shard, layout_of(variable("other")))
@@ -79,22 +63,6 @@ def test_push_of_another_length_has_no_effect(trainer: Trainer, num_bytes: int, 
         trainer.push(header, aligned_bytes(MIXED.nbytes + num_bytes))
     assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
     assert trainer.push(header).result is PushResult.STAGED
-
-
-def test_older_incarnation_of_a_worker_is_superseded(trainer: Trainer) -> None:
-    trainer.create()
-    trainer.push(trainer.header(incarnation=2))
-    with pytest.raises(Superseded):
-        trainer.push(trainer.header(incarnation=1))
-
-
-def test_a_contribution_that_an_older_incarnation_staged_may_still_be_applied(trainer: Trainer) -> None:
-    trainer.create(1.0)
-    older = trainer.header(incarnation=1)
-    trainer.push(older, trainer.arena(1.0))
-    trainer.push(trainer.header(incarnation=2), trainer.arena(50.0))
-    trainer.apply(older.push_id)
-    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
 
 
 def test_worker_cannot_stage_without_end(trainer: Trainer) -> None:

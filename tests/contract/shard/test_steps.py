@@ -1,19 +1,17 @@
 """Steps of every `Shard`, on every transport: the mean of the named contributions, applied once."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ps_protocol.errors import (
     ContributionMissing,
-    PsError,
     StepMismatch,
 )
 from ps_protocol.roles.contribution import PushId, contributions_named
-from ps_protocol.roles.shard import PushResult, ShardStatusRequest
-from tests.support.parameter_servers.shards import MIXED, TRANSPORTS, Trainer, open_shard, shard_over, views
+from ps_protocol.roles.shard import ShardStatusRequest
+from tests.support.parameter_servers.shards import TRANSPORTS, Trainer, shard_over
 
 shard = shard_over(TRANSPORTS)
 
@@ -26,20 +24,6 @@ def test_mean_of_the_named_contributions_is_applied(trainer: Trainer) -> None:
     assert trainer.apply(headers[0].push_id, headers[1].push_id).step == 1
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0 - 0.5 * 3.0))
     assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
-
-
-def test_result_does_not_depend_on_the_order_of_arrival(socket_dir: Path) -> None:
-    results = []
-    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
-        with open_shard("in_process", socket_dir=socket_dir) as shard:
-            trainer = Trainer(shard, optimizer="adam")
-            trainer.create(1.0)
-            headers = [trainer.header(worker) for worker in range(5)]
-            for worker in order:
-                trainer.push(headers[worker], trainer.random(worker))
-            trainer.apply(*(header.push_id for header in headers))
-            results.append(trainer.read()[1])
-    np.testing.assert_array_equal(results[0], results[1])
 
 
 def test_apply_repeated_has_its_effect_once(trainer: Trainer) -> None:
@@ -68,16 +52,6 @@ def test_apply_of_another_step_is_refused(trainer: Trainer, step: int) -> None:
         trainer.apply(header.push_id, step=step)
 
 
-def test_apply_with_a_missing_contribution_changes_nothing(trainer: Trainer) -> None:
-    trainer.create(1.0)
-    header = trainer.header()
-    trainer.push(header)
-    with pytest.raises(ContributionMissing):
-        trainer.apply(header.push_id, PushId(worker=7, incarnation=1, sequence=3))
-    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
-    assert trainer.apply(header.push_id).step == 1
-
-
 def test_a_missing_contribution_is_named_in_the_facts_and_the_step_is_the_mean_of_the_others(trainer: Trainer) -> None:
     trainer.create(1.0)
     header, missing = trainer.header(), PushId(worker=7, incarnation=1, sequence=3)
@@ -88,13 +62,6 @@ def test_a_missing_contribution_is_named_in_the_facts_and_the_step_is_the_mean_o
     assert trainer.apply(header.push_id, missing, without=(missing,)).step == 1
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.0))
     assert trainer.apply(header.push_id, missing).repeated_request
-
-
-def test_a_step_of_nothing_but_missing_contributions_leaves_the_variables(trainer: Trainer) -> None:
-    trainer.create(1.0)
-    missing = PushId(worker=7, incarnation=1, sequence=3)
-    assert trainer.apply(missing, without=(missing,)).step == 1
-    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
 
 
 def test_a_missing_contribution_that_arrives_late_is_dropped(trainer: Trainer) -> None:
@@ -120,31 +87,6 @@ def test_more_missing_contributions_than_one_error_can_name_are_named_bit_by_bit
         assert set(named).isdisjoint(known)
         known += named
     assert trainer.apply(*missing, without=known).step == 1
-
-
-@pytest.mark.parametrize("num_contributors", [0, 2])
-def test_apply_needs_contributors_and_each_once(trainer: Trainer, num_contributors: int) -> None:
-    trainer.create()
-    header = trainer.header()
-    trainer.push(header)
-    with pytest.raises(PsError) as caught:
-        trainer.apply(*[header.push_id] * num_contributors)
-    assert caught.value.reason in ("INVALID_SPEC", "MALFORMED_MESSAGE")
-    assert trainer.apply(header.push_id).step == 1
-
-
-def test_nonfinite_elements_of_the_mean_are_counted(trainer: Trainer) -> None:
-    trainer.create()
-    gradients = trainer.arena(1.0)
-    by_name = views(MIXED, gradients)
-    by_name["w"][0, :3] = np.nan
-    by_name["d"][4] = np.inf
-    header = trainer.header()
-    assert trainer.push(header, gradients).result is PushResult.STAGED
-    trainer.apply(header.push_id)
-    assert trainer.shard.call(ShardStatusRequest()).report.num_nonfinite == 4
-    trainer.train(1)
-    assert trainer.shard.call(ShardStatusRequest()).report.num_nonfinite == 0
 
 
 def test_a_single_warning_reports_that_gradients_are_no_longer_finite(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:

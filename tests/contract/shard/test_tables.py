@@ -16,7 +16,6 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.optimizers import OptimizerSpec, constant
-from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, SparseMean
 from ps_protocol.roles.shard import PushResult, RowsRequest, Shard, ShardStatusRequest, SparsePart
 from tests.support.parameter_servers.shards import EPOCH, Trainer, layout_of, table, variable, views
@@ -41,34 +40,6 @@ def test_only_the_rows_of_a_gradient_change(tables: Trainer) -> None:
     expected[7], expected[2] = 0.0, -1.0
     assert step == 1
     np.testing.assert_array_equal(rows, expected)
-
-
-def test_rows_come_in_the_order_asked_for_and_as_often(tables: Trainer) -> None:
-    tables.train_rows(0, [7], 2.0)
-    np.testing.assert_array_equal(tables.rows([7, 1, 7])[1][:, 0], [0.0, 1.0, 0.0])
-    assert tables.rows([])[0] == 1
-
-
-def test_rows_of_one_index_are_summed(tables: Trainer) -> None:
-    tables.train_rows(0, [4, 1, 4], [[2.0] * 3, [8.0] * 3, [4.0] * 3])
-    np.testing.assert_array_equal(tables.rows([4, 1])[1][:, 0], [1 - 3.0, 1 - 4.0])
-
-
-def test_half_precision_sums_and_means_are_not_rounded_on_their_way_to_the_optimizer(shard: Shard) -> None:
-    trainer = Trainer(shard, layout_of(table("t", (2, 1), DataType.FLOAT16)))
-    trainer.create(1024.0)
-    # In float16, 2048 + 1 is 2048.
-    one, _ = trainer.push_rows(0, rows={0: ([1, 1], [[2048.0], [1.0]])})
-    other, _ = trainer.push_rows(1, rows={0: ([1], [[2048.0]])})
-    trainer.apply(one.push_id, other.push_id)
-    np.testing.assert_array_equal(trainer.rows([0, 1])[1], [[1024.0], [1024.0 - 0.5 * 2048.5]])
-
-
-def test_each_row_is_divided_by_the_contributions_that_have_it(tables: Trainer) -> None:
-    one, _ = tables.push_rows(0, rows={0: ([1, 2], 4.0)})
-    other, _ = tables.push_rows(1, rows={0: ([2, 3], 8.0)})
-    tables.apply(one.push_id, other.push_id)
-    np.testing.assert_array_equal(tables.rows([1, 2, 3])[1][:, 0], [1 - 2.0, 1 - 3.0, 1 - 4.0])
 
 
 def test_rows_may_be_divided_by_all_contributions_instead(shard: Shard) -> None:
@@ -143,29 +114,6 @@ def test_step_is_kept_while_its_reader_is_at_work_where_steps_wait_for_readers(t
     assert tables.rows([7])[0] == 3
 
 
-def test_rows_of_the_step_before_can_be_read_where_every_row_moves(shard: Shard) -> None:
-    trainer = Trainer(shard, TABLE, optimizer="adam")
-    trainer.create(1.0)
-    copies = [trainer.rows(range(10))[1]]
-    for step in range(3):
-        trainer.train_rows(step, [step], 1.0)
-        copies.append(trainer.rows(range(10))[1])
-        np.testing.assert_array_equal(trainer.rows(range(10), step=step)[1], copies[step])
-
-
-def test_adam_moves_every_row_unless_it_is_lazy(shard: Shard) -> None:
-    trainer = Trainer(shard, layout_of(table("emb", (10, 3)), table("lazy", (10, 3), optimizer=LAZY_ADAM)), optimizer="adam")
-    trainer.create(1.0)
-    for step, index in enumerate((3, 5)):
-        header, _ = trainer.push_rows(step=step, rows={0: ([index], 1.0), 1: ([index], 1.0)})
-        trainer.apply(header.push_id, step=step)
-    # Row 3 has no gradient in the second step, but a momentum.
-    before, after = (trainer.rows([3], step=step)[1] for step in (1, 2))
-    assert (before != after).all()
-    before, after = (trainer.rows([3], step=step, position=1)[1] for step in (1, 2))
-    np.testing.assert_array_equal(before, after)
-
-
 def test_slots_of_a_table_are_read_by_rows(shard: Shard) -> None:
     trainer = Trainer(shard, layout_of(variable("w", (5,)), table("emb", (10, 3))), optimizer="momentum")
     trainer.create()
@@ -229,13 +177,6 @@ def test_server_makes_first_values_by_itself(shard: Shard) -> None:
     assert abs(float(values.mean()) - 2.0) < 0.05
     assert abs(float(values.std()) - 0.5) < 0.05
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(3.0))
-
-
-def test_limit_on_elements_holds_for_rows(shard: Shard) -> None:
-    trainer = Trainer(shard, TABLE, clip=ClipSpec(value=1.0))
-    trainer.create()
-    trainer.train_rows(0, [1, 2], [[-8.0] * 3, [0.5] * 3])
-    np.testing.assert_array_equal(trainer.rows([1, 2])[1][:, 0], [0.5, -0.25])
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (4,)])

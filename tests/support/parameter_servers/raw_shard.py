@@ -192,25 +192,12 @@ class Server:
 @contextlib.contextmanager
 def trained_shard() -> Iterator[Server]:
     """A server with a model that has made a step."""
-    with _called_server(cluster="job-a") as server:
-        server.trainer.create()
-        server.trainer.train(0)
-        yield server
-
-
-@contextlib.contextmanager
-def fresh_shard(**fields: Any) -> Iterator[Server]:
-    """A server that has a chief and no model."""
-    with _called_server(**fields) as server:
-        server.trainer.adopt()
-        yield server
-
-
-@contextlib.contextmanager
-def _called_server(**fields: Any) -> Iterator[Server]:
-    with open_server(ParameterServerConfig(index=0, **fields)) as running, RawShard(running.address) as raw:
+    with open_server(ParameterServerConfig(index=0, cluster="job-a")) as running, RawShard(running.address) as raw:
         with contextlib.closing(CommandedShard(running.address)) as shard:
-            yield Server(raw, Trainer(shard))
+            server = Server(raw, Trainer(shard))
+            server.trainer.create()
+            server.trainer.train(0)
+            yield server
 
 
 def push_reply(ended: Outcome) -> PushReply:

@@ -12,9 +12,6 @@ from ps_protocol.errors import (
     NotInitialized,
     ShuttingDown,
     StepGone,
-    Superseded,
-    TooManyPushes,
-    TruncatedStream,
 )
 from ps_protocol.roles.shard import (
     AdoptRequest,
@@ -82,67 +79,11 @@ def created(fixture: _Fixture) -> _Fixture:
 # Pushes
 
 
-def test_push_left_before_it_is_finished_has_no_effect(created: _Fixture) -> None:
-    header = created.header()
-    with created.store.open_push(header) as push:
-        push.write(0, created.bytes)
-    status = created.store.call(ShardStatusRequest())
-    assert (status.report.num_staged, status.report.num_pushes) == (0, 0)
-    assert created.push(header).result is PushResult.STAGED
-    assert created.store.call(ShardStatusRequest()).report.allocated_bytes == status.report.allocated_bytes
-
-
-def test_push_that_fails_half_way_has_no_effect(created: _Fixture) -> None:
-    header = created.header()
-    with pytest.raises(TruncatedStream, match=f"{HALF} of {MIXED.nbytes} bytes received"):
-        with created.store.open_push(header) as push:
-            push.write(0, created.bytes[:HALF])
-            push.finish()
-    assert created.push(header).result is PushResult.STAGED
-
-
-def test_push_under_way_when_its_step_is_applied_is_stale(created: _Fixture) -> None:
-    other = created.header(1)
-    created.push(other)
-    with created.store.open_push(created.header(0)) as push:
-        assert push.write(0, created.bytes[:HALF])
-        created.store.apply_step(created.request(other))
-        assert push.is_answered
-        assert not push.write(HALF, created.bytes[HALF:])
-        assert push.finish() == PushReply(result=PushResult.STALE, step=1)
-    assert created.store.call(ShardStatusRequest()).report.num_staged == 0
-
-
-def test_push_sent_again_displaces_its_first_stream(created: _Fixture) -> None:
-    header = created.header()
-    with pytest.raises(Cancelled):
-        with created.store.open_push(header) as first:
-            first.write(0, created.bytes[:HALF])
-            assert created.push(header).result is PushResult.STAGED
-            assert not first.write(HALF, created.bytes[HALF:])
-            first.finish()
-    assert created.store.call(ShardStatusRequest()).report.num_staged == 1
-
-
-def test_push_under_way_ends_with_its_incarnation(created: _Fixture) -> None:
-    with pytest.raises(Superseded):
-        with created.store.open_push(created.header(incarnation=1)) as older:
-            created.push(created.header(incarnation=2))
-            older.finish()
-
-
 def test_push_under_way_ends_with_its_epoch(created: _Fixture) -> None:
     with pytest.raises(EpochMismatch, match=f"cluster epoch rose to {EPOCH + 1}"):
         with created.store.open_push(created.header()) as push:
             created.store.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF)))
             push.finish()
-
-
-def test_open_pushes_count_towards_the_limit(created: _Fixture) -> None:
-    with created.store.open_push(created.header()), created.store.open_push(created.header()):
-        with pytest.raises(TooManyPushes):
-            created.store.open_push(created.header())
-    assert created.push(created.header()).result is PushResult.STAGED
 
 
 # Creations
