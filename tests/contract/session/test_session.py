@@ -18,6 +18,7 @@ from ps_protocol.errors import (
     ModelMismatch,
     ShapeMismatch,
     SlotNotFound,
+    StepNotReady,
     TrainingInterrupted,
     WorkerIndexOutOfRange,
     WorkerIndexTaken,
@@ -392,3 +393,6 @@ def test_observer_waits_for_a_model_and_reads_along(start: Start) -> None:
     session.step(ONES, timeout_s=20)
     assert_equal(observer.read(), session.read())
     assert observer.step == 1
+    assert_equal(observer.read(0), VALUES)
+    with pytest.raises(StepNotReady):
+        observer.read(2)
