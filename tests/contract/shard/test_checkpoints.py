@@ -18,7 +18,6 @@ from ps_protocol.errors import (
     EpochMismatch,
     NotInitialized,
     StepAhead,
-    StepMismatch,
     Superseded,
 )
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
@@ -207,23 +206,6 @@ def test_memory_is_not_shared_any_more_after_a_restoration(open_training: Open) 
     assert all(shard.is_shared for shard in workers.of.values())
 
 
-def test_steps_continue_while_a_checkpoint_is_written(open_training: Open) -> None:
-    training = open_training(2)
-    training.create()
-    training.train(2)
-    expected = training.state()
-    requests = [SaveRequest(fence=fence(3, CHIEF), step=2, tag="t", num_shards=2)] * 2
-    for shard, request in zip(training.shards, requests, strict=True):
-        shard.call(request)
-    training.train(5)
-    # The copy was made at once: asking again does not save what is there now.
-    checkpoint = dataclasses.replace(training, step=2).save("t")
-    assert checkpoint.step == 2
-    other = open_training(1)
-    other.restore("t", step=2, epoch=3)
-    assert other.state() == expected
-
-
 def test_settings_in_force_are_those_of_the_request(open_training: Open) -> None:
     faster = dataclasses.replace(OPTIMIZERS["momentum"], learning_rate=constant(0.5))
     changes = ((OPTIMIZERS["momentum"], faster),)
@@ -236,17 +218,6 @@ def test_settings_in_force_are_those_of_the_request(open_training: Open) -> None
     for training in (saved, restored):
         training.train(3)
     assert restored.state() == saved.state()
-
-
-@pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
-def test_save_of_another_step_is_refused(open_training: Open, transport: str) -> None:
-    training = open_training(1, transport=transport)
-    training.create()
-    training.train(1)
-    with pytest.raises(StepMismatch, match="step 0 cannot be saved, it is at step 1"):
-        training.shards[0].call(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
-    with pytest.raises(Superseded):
-        training.shards[0].call(SaveRequest(fence=fence(3, CHIEF - 1), step=1, tag="t"))
 
 
 @pytest.mark.parametrize("transport", WITHOUT_SOCKETS)

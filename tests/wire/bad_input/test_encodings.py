@@ -14,7 +14,7 @@ from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import Outcome, RawShard, frame, push_stream
-from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, open_server
+from tests.support.parameter_servers.shards import MIXED, Trainer, open_server
 
 HALVED = encoded_nbytes(MIXED, FloatEncoding.BFLOAT16)
 INT8 = encoded_nbytes(MIXED, FloatEncoding.INT8_BLOCKS)
@@ -101,12 +101,3 @@ def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trai
 
     first = push_all()
     assert max(push_all(), push_all()) <= first
-
-
-@pytest.mark.parametrize("encoding", [3, 4, 99])
-def test_variables_are_not_read_in_an_encoding_for_gradients(trainer: Trainer, encoding: int) -> None:
-    assert isinstance(trainer.shard, CommandedShard)
-    request = pb.ReadRequest(epoch=EPOCH, layout_hash=MIXED.hash, encoding=encoding)  # type: ignore[arg-type]
-    with RawShard(trainer.shard.address) as raw:
-        outcome = raw.read(request.SerializeToString())
-    assert outcome.reason == "INVALID_SPEC" and f"got {encoding}" in outcome.text

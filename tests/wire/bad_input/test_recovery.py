@@ -102,13 +102,6 @@ def test_wrong_request_is_refused_and_changes_nothing(
     assert trainer.shard.call(ShardStatusRequest()).report.allocated_bytes - before <= trainer.layout.nbytes
 
 
-@pytest.mark.parametrize("method", ["KeepRecord", "SaveShard", "RestoreShard"])
-def test_bytes_that_are_no_message_are_refused(server: tuple[RawShard, Trainer], method: str) -> None:
-    raw, trainer = server
-    assert raw.call(method, b"\xff\xff\xff").reason == "MALFORMED_MESSAGE"
-    assert trainer.train(0).step == 1
-
-
 def test_the_same_save_again_is_answered_as_the_first(server: tuple[RawShard, Trainer]) -> None:
     raw, _ = server
     for _ in range(2):
