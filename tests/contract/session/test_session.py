@@ -20,6 +20,7 @@ from ps_protocol.errors import (
     SlotNotFound,
     StepNotReady,
     TrainingInterrupted,
+    VariableNotFound,
     WorkerIndexOutOfRange,
     WorkerIndexTaken,
 )
@@ -349,6 +350,8 @@ def test_refused_gradients_change_nothing(start: Start) -> None:
             give(None)  # type: ignore[arg-type]
     with pytest.raises(SlotNotFound):
         session.get_slot("table", "nosuch")
+    with pytest.raises(VariableNotFound, match="did you mean 'table'"):
+        session.get_slot("tabel", "momentum")
     assert session.step(ONES, timeout_s=20).is_accepted
     np.testing.assert_allclose(session.read()["scale"], 0.5)
 
