@@ -12,7 +12,7 @@ import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, ShapeMismatch, Unavailable
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, Unavailable
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import BoardRequest, Found, Key, PostHeader
 from ps_protocol.roles.chief import PushOutcome
@@ -80,17 +80,6 @@ def test_replicas_are_numbered_over_all_workers_and_have_names(together: Any) ->
 
     devices = tuple(f"worker:{replica // 2}/replica:{replica}" for replica in range(6))
     assert together(part) == [([0, 1], 6, devices, 2), ([2, 3], 6, devices, 2), ([4, 5], 6, devices, 2)]
-
-
-def test_the_rows_of_the_replicas_of_all_workers_are_put_one_after_the_other(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        rows = strategy.experimental_distribute_values_from_function(
-            lambda c: IndexedSlices(np.array([c.replica_id_in_sync_group]), np.ones((1, 2), np.float32))
-        )
-        total = strategy.extended.reduce_to("SUM", rows, strategy.extended.parameter_devices[0])
-        return total.indices.tolist(), str(total.values.dtype)
-
-    assert together(part) == [(list(range(NUM_WORKERS * PER_WORKER)), "float32")] * NUM_WORKERS
 
 
 def test_a_mean_along_an_axis_over_all_workers_takes_one_exchange(together: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,17 +201,6 @@ def test_the_writes_of_one_run_are_one_step_and_those_of_a_run_that_fails_are_no
     assert together(part) == [(1, 6, 36, 36)] * 3
 
 
-def test_the_bits_of_a_reduction_are_those_of_as_many_replicas_in_one_process(together: Any) -> None:
-    numbers = np.random.default_rng(1).normal(size=(6, 50)).astype(np.float32)
-
-    def part(strategy: ParameterServerStrategy, session: Session | None = None) -> Any:
-        value = strategy.experimental_distribute_values_from_function(lambda c: numbers[c.replica_id_in_sync_group])
-        device = strategy.extended.parameter_devices[0]
-        return [strategy.extended.reduce_to(op, value, device).tobytes() for op in ("SUM", "MEAN")]
-
-    assert together(part) == [part(ParameterServerStrategy(6))] * 3
-
-
 def test_a_missing_replica_is_named_within_2_s_and_at_the_deadline_by_all_workers(together: Any, caplog: pytest.LogCaptureFixture) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         if 2 in _numbered(strategy).values:
@@ -277,18 +255,6 @@ def test_a_call_that_fails_in_one_worker_alone_fails_in_all_and_the_next_is_neve
         assert value == [(111.0 - 10.0**failed) * 3 * PER_WORKER] * 2
 
 
-def test_a_program_that_was_started_again_joins_the_exchange_that_the_others_are_in(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        device = strategy.extended.parameter_devices[0]
-        found = [strategy.extended.reduce_to("SUM", _numbered(strategy), device)]
-        again = ParameterServerStrategy(PER_WORKER, session=session) if session.worker_index == 1 else strategy
-        with again:
-            found.extend(again.extended.reduce_to("SUM", _numbered(again), device) for _ in range(3))
-        return [one.tolist() for one in found]
-
-    assert together(part) == [[[15, 15]] * 4] * 3
-
-
 @pytest.mark.parametrize("num_required", [1, 3])
 def test_a_cluster_whose_steps_are_not_of_one_contribution_of_each_worker_is_refused(start: Start, num_required: int) -> None:
     cluster = start(Shape(num_workers=2, replicas_to_aggregate=num_required))
@@ -325,33 +291,6 @@ def test_a_write_that_a_changed_policy_drops_is_an_error_that_names_the_policy(s
         with pytest.raises(Unavailable, match=words):
             variables[0].assign(3.0)
         assert float(variables[0].read_value()) == 2.0
-
-
-def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_part_in_their_reduction(start: Start) -> None:
-    cluster, meet = start(Shape(num_workers=2, replicas_to_aggregate=2)), threading.Barrier(2)
-
-    def part(index: int) -> str:
-        with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
-            with strategy.scope():
-                v = Variable(0.0, name="v")
-            v.read_value()
-            meet.wait(30)
-            if index == 0:
-                v.assign(1.0)
-            else:
-                session.push({})  # without a look at what the step makes of the variables
-            meet.wait(30)
-            with pytest.raises(Unavailable) as raised:
-                strategy.extended.reduce_to(
-                    "SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(timeout_seconds=2.5)
-                )
-            meet.wait(30)
-            return str(raised.value)
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(part, range(2))
-    words = "worker 1 is at step 0, worker 0 at 1: they would reduce values of different steps; start the program of worker 1 again"
-    assert words in first and words in second
 
 
 def test_where_steps_are_not_made_together_reductions_do_not_ask_for_the_same_step(start: Start) -> None:
@@ -401,20 +340,6 @@ def test_what_is_lost_with_a_server_is_posted_again(together: Any, monkeypatch: 
     assert len(lost) == 1
 
 
-def test_values_of_different_shapes_fail_alike_in_all_workers_and_the_next_reduction_works(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        device = strategy.extended.parameter_devices[0]
-        mine = strategy.experimental_distribute_values_from_function(lambda c: np.zeros(1 + c.replica_id_in_sync_group // 5))
-        with pytest.raises(ShapeMismatch, match=r"replica 5 contributes shape \(2,\)"):
-            strategy.extended.reduce_to("SUM", mine, device)
-        op = "MEAN" if 4 in mine.values else "SUM"
-        with pytest.raises(ValueError, match="worker 2 reduces MEAN where worker 0 reduces SUM; all workers must make the same calls"):
-            strategy.extended.reduce_to(op, _numbered(strategy), device)
-        return strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist()
-
-    assert together(part) == [[15, 15]] * 3
-
-
 def test_values_of_one_shape_for_different_variables_are_refused_alike_in_all_workers(together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         with strategy.scope():
@@ -446,19 +371,6 @@ def test_values_of_one_shape_for_different_variables_are_refused_alike_in_all_wo
         'worker 1 reduces SUM for "b" where worker 0 reduces SUM for "a"',
     ]
     assert values == [[-6, -6], [0, 0]]
-
-
-def test_workers_with_different_numbers_of_replicas_are_refused(start: Start) -> None:
-    cluster = start(Shape(num_workers=2, replicas_to_aggregate=2))
-
-    def part(index: int) -> str:
-        with cluster.session(index) as session, ParameterServerStrategy(2 + index, session=session) as strategy:
-            with pytest.raises(ValueError, match="worker 1 has other replicas than 2, as worker 0 has") as caught:
-                strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0])
-            return str(caught.value)
-
-    with ThreadPoolExecutor(2) as pool:
-        assert len(set(pool.map(part, range(2)))) == 1
 
 
 def test_hints_say_how_values_travel_and_all_workers_get_the_same_bits(together: Any) -> None:
@@ -503,17 +415,6 @@ def test_hints_that_mean_nothing_are_refused(hints: dict[str, Any], reason: str)
         CollectiveHints(**hints)
 
 
-def test_rule_80_a_worker_cannot_reduce_to_another_worker(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        own = min(_numbered(strategy).values)
-        other = strategy.extended.worker_devices[(own + PER_WORKER) % (NUM_WORKERS * PER_WORKER)]
-        with pytest.raises(ValueError, match=r"no device .* to reduce to from here"):
-            strategy.extended.reduce_to("SUM", _numbered(strategy), other)
-        return strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.worker_devices[own]).tolist()
-
-    assert together(part) == [[15, 15]] * 3
-
-
 def test_values_that_are_equal_by_chance_in_one_worker_are_reduced_over_all(together: Any) -> None:
     numbers, flags = [3, 3, 2, 5, 4, 4], [True, True, True, False, False, False]
 
@@ -532,34 +433,6 @@ def test_values_that_are_equal_by_chance_in_one_worker_are_reduced_over_all(toge
         )
 
     assert together(part) == [(3.5, [3.5, 3.5])] * 3
-
-
-def test_the_order_of_the_keys_of_a_dict_is_no_matter(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        keys = ["a", "b"] if session.worker_index else ["b", "a"]
-        numbers = {"a": 1.0, "b": 100.0}
-        own = {key: numbers[key] for key in keys}
-        in_replicas, given = strategy.run(lambda: (_context().all_reduce("SUM", own), own))
-        reduced = strategy.reduce("SUM", given)
-        first = {key: strategy.experimental_local_results(in_replicas[key])[0] for key in keys}
-        return [float(found[key]) for found in (first, reduced) for key in ("a", "b")]
-
-    assert together(part) == [[6, 600, 6, 600]] * 3
-
-
-def test_an_update_in_replicas_takes_what_all_replicas_of_a_worker_share(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        with strategy.scope():
-            v = Variable(1.0, name="v")
-
-        def step() -> None:
-            total = _context().all_reduce("SUM", np.float64(1))
-            strategy.extended.update(v, "v - rate * g", kwargs={"rate": 0.25, "g": total})
-
-        strategy.run(step)
-        return float(v.read_value())
-
-    assert together(part) == [-0.5] * 3
 
 
 def test_after_a_write_that_was_refused_variables_read_as_they_are_on_the_servers(start: Start) -> None:
@@ -595,37 +468,6 @@ def test_after_a_step_that_failed_a_second_try_writes_once(start: Start, monkeyp
         assert float(v.assign_add(1.0)) == 3.0 == float(session.read()["v"])
 
 
-def test_after_a_follower_has_given_up_the_next_reductions_are_of_the_same_call(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_client.strategy.workers._GRACE_S", 0.0)
-    cluster, has_given_up = start(Shape(num_workers=2, replicas_to_aggregate=2)), threading.Event()
-
-    def part(index: int) -> list[Any]:
-        with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
-
-            def reduced(value: float, timeout_s: float = 20.0) -> Any:
-                hints = CollectiveHints(timeout_seconds=timeout_s)
-                try:
-                    values = PerReplica({index: np.full(2, value)})
-                    return strategy.extended.reduce_to("SUM", values, strategy.extended.parameter_devices[0], hints).tolist()
-                except DeadlineExceeded:
-                    return "given up"
-
-            found = [reduced(1.0)]
-            if index:
-                found.append(reduced(10.0, 0.2))
-                has_given_up.set()
-            else:
-                assert has_given_up.wait(30)
-                found.append(reduced(10.0))
-            return [*found, *(reduced(value) for value in (100.0, 1000.0, 5.0))]
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(part, range(2))
-    # What worker 1 has given up may have been read before it took it back; nothing else differs.
-    assert second == [[2, 2], "given up", [200, 200], [2000, 2000], [10, 10]]
-    assert first in (second, [[2, 2], [20, 20], *second[2:]])
-
-
 def test_an_answer_that_cannot_be_sent_at_once_comes_although_its_program_ends_with_this_reduction(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -646,21 +488,6 @@ def test_an_answer_that_cannot_be_sent_at_once_comes_although_its_program_ends_w
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(part, range(2))) == [[1, 1]] * 2
     assert not failures
-
-
-def test_a_value_that_one_worker_cannot_send_fails_in_all_and_the_next_reduction_works(together: Any) -> None:
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        device, found = strategy.extended.parameter_devices[0], []
-        for worker in range(NUM_WORKERS):
-            dtype = np.int16 if session.worker_index == worker else np.int32
-            with pytest.raises(InvalidSpec, match="int16 cannot travel"):
-                strategy.extended.reduce_to("SUM", PerReplica(dict.fromkeys(_numbered(strategy).values, np.zeros(2, dtype))), device)
-            found.append(strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist())
-        halves = PerReplica(dict.fromkeys(_numbered(strategy).values, np.int64(1 << 60)))
-        assert int(strategy.extended.reduce_to("SUM", halves, device)) == 6 << 60  # beyond what a float64 has exactly
-        return found, strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist()
-
-    assert together(part) == [([[15, 15]] * 3, [15, 15])] * 3
 
 
 def test_a_value_over_a_servers_limits_fails_in_all_workers_and_the_next_reduction_works(
