@@ -15,6 +15,7 @@ _AT_ONCE = 25
 _MAX_SCENARIOS = 150
 
 
+@pytest.mark.shows("F16")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("first", range(0, 50, _AT_ONCE))
 def test_the_promises_hold_in_every_simulated_scenario(first: int) -> None:

@@ -1,18 +1,10 @@
-"""Shards and chiefs behind a bad network: calls that are lost, sent twice or late, and answers that get lost. Decides nothing."""
+"""Shards and chiefs whose answers get lost, for tests of what the SDK repeats. Knows the Protocols; decides nothing."""
 
-import contextlib
-import random
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ps_protocol.errors import PsError, Unavailable
-from ps_protocol.model.layout import Segments
-
-# Shards and chiefs whose answers get lost, for tests of what the SDK repeats. Knows the Protocols; decides nothing.
 
 
 def _named(method: str, arguments: tuple[Any, ...]) -> str:
@@ -63,86 +55,3 @@ class Flaky:
             return changes.pop(0)(result) if changes else result
 
         return call
-
-
-# A network at its worst, in front of any shard or chief: calls that are lost, answered by nobody, sent twice, or held back and sent later.
-#
-# Knows the Protocols; decides by its seed alone. What it holds back has been given up by its caller, who is told that nobody was reached.
-
-
-# What a call may meet, each as often as the others.
-WORST = ("request lost", "answer lost", "sent twice", "held back")
-# What callers that do not repeat can bear.
-REPEATS = ("sent twice", "held back and sent twice")
-_PASSED_ON = ("close", "know_layout", "gradient_memory", "variables_view", "expect", "handshake")
-_MAX_HELD = 5
-
-
-class Nemesis:
-    """Passes every call on to `target`; with `probability` something befalls it. `seen` counts what. Thread-safe."""
-
-    def __init__(self, target: Any, *, seed: int, probability: float = 0.4, evils: tuple[str, ...] = WORST) -> None:
-        self._target = target
-        self._random = random.Random(seed)
-        self._probability = probability
-        self._evils = evils
-        self._lock = threading.Lock()
-        self._held: list[Callable[[], Any]] = []
-        self.seen: Counter[str] = Counter()
-
-    def __getattr__(self, method: str) -> Any:
-        wanted = getattr(self._target, method)
-        return wanted if method in _PASSED_ON or not callable(wanted) else lambda *given, **named: self._call(method, given, named)
-
-    def release_all(self) -> None:
-        """Sends what is still held back."""
-        for held in self._take(len(self._held)):
-            _without_effect_on_us(held)
-
-    def _call(self, method: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        work = getattr(self._target, method)
-        method = _named(method, given)
-        with self._lock:
-            evil = self._random.choice(self._evils) if self._random.random() < self._probability else ""
-            num_released = self._random.choice((0, 0, 0, 1, 2))
-            self.seen[f"{method} {evil}" if evil else "passed on"] += 1
-        for held in self._take(num_released):
-            _without_effect_on_us(held)
-        if evil == "request lost":
-            raise Unavailable(f"nemesis: the request {method} was lost")
-        if evil.startswith("held back"):
-            self._hold(work, given, named)
-        if evil == "held back":
-            raise Unavailable(f"nemesis: {method} is still on its way")
-        if evil == "sent twice":
-            _without_effect_on_us(lambda: work(*map(_own, given), **named))
-        result = work(*given, **named)
-        if evil == "answer lost":
-            raise Unavailable(f"nemesis: the answer of {method} was lost, the work is done")
-        return result
-
-    def _hold(self, work: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # The caller continues and writes there again.
-        own = tuple(map(_own, given))
-        with self._lock:
-            self._held.append(lambda: work(*own, **named))
-            if len(self._held) > _MAX_HELD:
-                self._held.pop(self._random.randrange(_MAX_HELD))
-
-    def _take(self, count: int) -> list[Callable[[], Any]]:
-        with self._lock:
-            # In any order: what was held back first need not arrive first.
-            self._random.shuffle(self._held)
-            taken, self._held = self._held[:count], self._held[count:]
-        return taken
-
-
-def _own(argument: Any) -> Any:
-    if not isinstance(argument, Segments):
-        return argument
-    return Segments([np.array(piece) for piece in argument.pieces])
-
-
-def _without_effect_on_us(work: Callable[[], Any]) -> None:
-    with contextlib.suppress(PsError):
-        work()
