@@ -111,13 +111,12 @@ def connect(
     PermissionDenied where a cluster asks for tokens or certificates.
     """
     enable_worker_failpoints(os.environ)
-    if not chief and not {*_CHIEF_VARIABLES} & {*os.environ} and (engines := [*{*_ENGINES} & {*os.environ}]):
-        os.environ.update(import_module(_ENGINES[engines[0]]).join(os.environ))
-    target = resolve(os.environ, chief=chief, worker_index=worker_index, cluster=cluster)
-    access = access_of(security, os.environ, role=CallerRole.WORKER, chief=target.chief)
+    environment = _environment(chief)
+    target = resolve(environment, chief=chief, worker_index=worker_index, cluster=cluster)
+    access = access_of(security, environment, role=CallerRole.WORKER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:
         return local(_own_cluster(), worker_index=target.worker_index, takeover=takeover)
-    given = Given({}, os.environ)
+    given = Given({}, environment)
     directory, max_bytes = given[HISTORY], given[HISTORY_MAX_BYTES]
     way = GrpcTransport(
         cluster=target.cluster,
@@ -150,14 +149,22 @@ def observe(
     Arguments and errors are those of `connect()`. Any number may observe, also before there is a model. What an observer reads always comes
     over gRPC.
     """
-    target = resolve(os.environ, chief=chief, worker_index=None, cluster=cluster)
-    access = access_of(security, os.environ, role=CallerRole.OBSERVER, chief=target.chief)
+    environment = _environment(chief)
+    target = resolve(environment, chief=chief, worker_index=None, cluster=cluster)
+    access = access_of(security, environment, role=CallerRole.OBSERVER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:
         return observe_local(_own_cluster())
     way = GrpcTransport(
         cluster=target.cluster, timeout_s=checked_timeout(timeout_s), transport="grpc", wire=_wire(wire), access=access, history=None
     )
     return Observer(*_enter(way, target, kind=ParticipantKind.OBSERVER, takeover=False))
+
+
+def _environment(chief: str | None) -> Mapping[str, str]:
+    """Returns the variables of this process, with those by which a rank of an engine finds its cluster, which may be another one later."""
+    if chief or {*_CHIEF_VARIABLES} & {*os.environ} or not (engines := [*{*_ENGINES} & {*os.environ}]):
+        return os.environ
+    return {**os.environ, **import_module(_ENGINES[engines[0]]).join(os.environ)}
 
 
 def _metrics(address: str, given: Given, way: GrpcTransport) -> "WorkerMetrics | None":

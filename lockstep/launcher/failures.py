@@ -114,6 +114,11 @@ class ClusterWatch:
         """Whether a worker is still running."""
         return any(worker.is_running for worker in self._cluster.workers)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the roles have ended after a training, so that workers which only stand for others have nothing to stand for."""
+        return not any(role.is_running for role in self._cluster.roles) and self._cluster.trained_until() is not None
+
     def see(self, ended: Iterable[Process]) -> None:
         """Handles processes that have ended. Raises ClusterFailed, with the launcher's exit code, if training cannot continue."""
         ended = list(ended)

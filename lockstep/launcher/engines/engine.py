@@ -21,6 +21,8 @@ class Engine(Protocol):
     num_workers: int
     # False: the engine has started this command several times, and this one leaves the work to another.
     is_launcher: bool
+    # True: it has started the programs itself, and the launcher's workers only stand for them.
+    starts_workers: bool
 
     @property
     def again_words(self) -> str:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from lockstep.launcher.engines.standin import TOLD_VARIABLE, WATCHED_VARIABLE
 from lockstep.launcher.hosts import Host
-from ps_protocol.errors import InvalidSpec, Unavailable
+from ps_protocol.errors import InvalidSpec, PsError, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.options import UP_FLAGS, Given
 from ps_protocol.security.tokens import write_secret
@@ -69,6 +69,7 @@ class Ranks:
     near: tuple[str, int]
     owner: int
     is_launcher: bool = True
+    starts_workers: bool = True
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -102,18 +103,14 @@ def join(ranks: Ranks, store: Store, environment: Mapping[str, str]) -> dict[str
     key = _key(ranks.num_workers)
     if ranks.rank == 0:
         store.set(key, json.dumps(_cluster(ranks, store, environment)))
-    _await(store, key)
-    told = json.loads(store.get(key))
-    if "failure" in told:
-        raise InvalidSpec(told["failure"])
+    told = _await(store, key)
     # The engine runs each rank once, so an earlier process with this index has ended, or will soon.
     place = {"LOCKSTEP_WORKER_INDEX": str(ranks.rank), "LOCKSTEP_NUM_WORKERS": str(ranks.num_workers), "LOCKSTEP_TAKEOVER": "1"}
     found: dict[str, str] = {**told["variables"], **place}
     if "ca" in told:
         private = Path(tempfile.mkdtemp(prefix="lockstep-"))
         atexit.register(shutil.rmtree, private, ignore_errors=True)
-        write_secret(private / "ca.pem", told["ca"])
-        found["LOCKSTEP_TLS_CA"] = str(private / "ca.pem")
+        found["LOCKSTEP_TLS_CA"] = str(_authority(told, private))
     return found
 
 
@@ -121,10 +118,16 @@ def _key(num_workers: int) -> str:
     return f"cluster-{num_workers}"
 
 
-def _await(store: Store, key: str) -> None:
-    """Waits for rank 0, and says so after a while."""
+def _await(store: Store, key: str) -> dict[str, Any]:
+    """Returns what rank 0 tells of a cluster whose training is not over: an earlier one's is. Says after a while that it waits."""
     deadline, has_said = time.monotonic() + _START_S, False
-    while not store.check([key]):
+    while True:
+        if store.check([key]):
+            told: dict[str, Any] = json.loads(store.get(key))
+            if "failure" in told:
+                raise InvalidSpec(told["failure"])
+            if _trains(told):
+                return told
         if time.monotonic() > deadline:
             raise Unavailable(f"rank 0 has started no cluster within {_START_S:g} s; does it call lockstep.connect()?")
         if not has_said and time.monotonic() > deadline - _START_S + _SAY_AFTER_S:
@@ -137,9 +140,9 @@ def _cluster(ranks: Ranks, store: Store, environment: Mapping[str, str]) -> dict
     """Returns what ranks must know of the cluster that runs, or is started now; or why there is none."""
     if store.check([_LAUNCHER]):
         earlier = json.loads(store.get(_LAUNCHER))
+        told: dict[str, Any] = earlier["told"]
         is_here = earlier["host"] == socket.gethostname() and _runs(earlier["pid"])
-        if is_here and earlier["size"] == ranks.num_workers:
-            told: dict[str, Any] = earlier["told"]
+        if is_here and earlier["size"] == ranks.num_workers and _goes_on(earlier["pid"], told):
             return told
         # No rank may find a cluster that has ended, also when there are as many of them again later.
         store.delete_key(_key(earlier["size"]))
@@ -177,8 +180,46 @@ def _start(ranks: Ranks, environment: Mapping[str, str], answer: Path) -> tuple[
     return launcher.pid, json.loads(answer.read_text())
 
 
+def _goes_on(launcher: int, told: dict[str, Any]) -> bool:
+    """Whether the training of a cluster is not over. Waits for a chief that does not answer: the launcher starts it again, or ends too."""
+    deadline = time.monotonic() + _END_S
+    while _runs(launcher) and time.monotonic() < deadline:
+        if _trains(told):
+            return True
+        time.sleep(_LOOK_S)  # polls: for the chief and for the end of the launcher at once
+    return False
+
+
+def _trains(told: dict[str, Any]) -> bool:
+    """Whether the chief of a cluster answers, and its training is not over."""
+    # Only here: the launcher imports this module too, and none of these.
+    from ps_protocol.roles.chief import ClusterState
+    from ps_protocol.rpc.channel import Access
+    from ps_protocol.rpc.chief import GrpcChief
+    from ps_protocol.security.options import Security
+
+    variables = told["variables"]
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+        security = Security(token=variables["LOCKSTEP_TOKEN"], tls_ca=_authority(told, Path(private)))
+        chief = GrpcChief(variables["LOCKSTEP_CHIEF"], cluster=variables["LOCKSTEP_CLUSTER"], access=Access(security))
+        try:
+            return chief.status().state not in (ClusterState.FINISHED, ClusterState.FAILED)
+        except PsError:
+            return False
+        finally:
+            chief.close()
+
+
+def _authority(told: dict[str, Any], directory: Path) -> Path | None:
+    """Returns a new file with the certificate of the cluster's authority; None: it has none."""
+    if "ca" not in told:
+        return None
+    write_secret(directory / "ca.pem", told["ca"])
+    return directory / "ca.pem"
+
+
 def _end(launcher: int) -> None:
-    """Ends a cluster for another number of workers; the next one continues from its last checkpoint, if it saves any."""
+    """Ends a cluster for another one; the next one continues from its last checkpoint, if it saves any."""
     with suppress(ProcessLookupError):
         os.kill(launcher, signal.SIGTERM)
     deadline = time.monotonic() + _END_S

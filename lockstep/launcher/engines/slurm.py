@@ -28,6 +28,7 @@ class Slurm:
     hosts: tuple[Host, ...]
     num_workers: int
     is_launcher: bool
+    starts_workers: bool = False
 
     @property
     def again_words(self) -> str:

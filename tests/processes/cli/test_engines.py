@@ -133,29 +133,41 @@ def test_ranks_of_torchrun_find_their_cluster_again_and_another_number_of_ranks_
 
 RANK = """
 import os
+import sys
 import numpy as np
 import lockstep
-with lockstep.connect() as session:
-    session.create_or_join({"w": np.zeros(4)}, optimizer=lockstep.sgd(0.5))
-    while not session.is_finished:
-        session.step({"w": np.ones(4)})
-    print("rank", os.environ["OMPI_COMM_WORLD_RANK"], "is worker", session.worker_index, "value", session.read()["w"][0], flush=True)
+given = dict(os.environ)
+for _ in range(int(sys.argv[1])):
+    with lockstep.connect() as session:
+        session.create_or_join({"w": np.zeros(4)}, optimizer=lockstep.sgd(0.5))
+        while not session.is_finished:
+            session.step({"w": np.ones(4)})
+        print("rank", os.environ["OMPI_COMM_WORLD_RANK"], "is worker", session.worker_index, "value", session.read()["w"][0], flush=True)
+assert dict(os.environ) == given
 """
 
 
-def test_ranks_of_mpi_meet_in_a_directory_train_and_leave_no_token_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_trainings", [1, 2])
+def test_ranks_of_mpi_meet_in_a_directory_train_in_one_cluster_after_the_other_and_leave_no_token_there(
+    tmp_path: Path, num_trainings: int
+) -> None:
     def environment(rank: int) -> dict[str, str]:
         said = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "77"}
         return {**os.environ, **said, "LOCKSTEP_UP": "--max-steps 20"}
 
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK], env=environment(rank), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-c", RANK, str(num_trainings)],
+            env=environment(rank),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in (1, 0)
     ]
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert "rank 1 is worker 1 value -10.0" in said[0] and "rank 0 is worker 0 value -10.0" in said[1], said
-    assert "[lockstep] training finished" in said[1], "what the launcher says, rank 0's output has"
+    assert [said[1 - rank].count(f"rank {rank} is worker {rank} value -10.0") for rank in range(2)] == [num_trainings] * 2, said
+    assert said[1].count("[lockstep] training finished") == num_trainings, "what the launcher says, rank 0's output has"
     assert not list((tmp_path / "lockstep-runs").glob("mpi-*"))
