@@ -30,7 +30,10 @@ def __getattr__(name: str) -> Any:
         return import_module("lockstep.errors")
     if name.startswith("__") and name != "__all__":  # names that the import system looks up must not load the SDK
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    sdk = import_module("worker_client")
+    try:
+        sdk = import_module("worker_client")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted while Lockstep was imported") from None
     if name == "__all__":
         value: Any = sorted([*sdk.__all__, "errors"])
     elif name in sdk.__all__ or name in ("DNNClassifier", "DNNRegressor"):

@@ -263,8 +263,10 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def at_boundary(error: PsError) -> PsError:
+def at_boundary(error: PsError | KeyboardInterrupt) -> PsError | KeyboardInterrupt:
     """Returns the error without our frames, which say nothing to who reads the traceback; a defect of ours keeps them."""
+    if isinstance(error, KeyboardInterrupt):
+        error.args = error.args or ("interrupted while it waited for the cluster",)
     return error if isinstance(error, InternalError) else error.with_traceback(None)
 
 
@@ -275,7 +277,7 @@ def is_boundary(function: Callable[Given, Result]) -> Callable[Given, Result]:
     def called(*arguments: Given.args, **named: Given.kwargs) -> Result:
         try:
             return function(*arguments, **named)
-        except PsError as error:
+        except (PsError, KeyboardInterrupt) as error:
             raise at_boundary(error) from error.__cause__
 
     return called

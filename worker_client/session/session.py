@@ -313,7 +313,7 @@ class Session(CommonCalls):
         """
         try:
             return run(self._at_work().read_rows(name, indices, timeout_s=timeout_s))
-        except PsError as error:
+        except (PsError, KeyboardInterrupt) as error:
             raise at_boundary(error) from error.__cause__
 
     def gradient_buffers(self) -> dict[str, Array]:
@@ -357,7 +357,7 @@ class Session(CommonCalls):
             content = Contribution(gradients, updates, metrics)
             attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
             return run(worker.contribute(content, is_waited_for=False, attached=attached))
-        except PsError as error:
+        except (PsError, KeyboardInterrupt) as error:
             raise at_boundary(error) from error.__cause__
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -367,7 +367,10 @@ class Session(CommonCalls):
         contribution). After 2 s, and then every 10 s, logs a WARNING with the reason for the wait. Raises DeadlineExceeded with that reason
         after `timeout_s` seconds (None: never); call it again to continue waiting.
         """
-        return run(self._at_work().wait(timeout_s=timeout_s))
+        try:
+            return run(self._at_work().wait(timeout_s=timeout_s))
+        except (PsError, KeyboardInterrupt) as error:
+            raise at_boundary(error) from error.__cause__
 
     def step(
         self,
@@ -389,7 +392,7 @@ class Session(CommonCalls):
             content = Contribution(gradients, updates, metrics)
             attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
             return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached))
-        except PsError as error:
+        except (PsError, KeyboardInterrupt) as error:
             raise at_boundary(error) from error.__cause__
 
     def skip(self, *, timeout_s: float | None = None) -> Push:

@@ -1,6 +1,7 @@
 """`import lockstep`: quick, without heavy libraries, and with the names of the SDK."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,13 @@ def test_import_loads_no_other_package_before_a_name_is_asked_for() -> None:
     assert result.returncode == 0, result.stderr
     loaded = set(result.stdout.split())
     assert not loaded & {"grpc", "google", "numpy", "worker_client"}, loaded
+
+
+def test_an_interrupt_while_the_sdk_is_imported_ends_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt")  # as if Ctrl-C came just there
+    result = run("-c", "import lockstep; lockstep.connect()", environment={"PYTHONPATH": str(tmp_path)})
+    assert result.stderr.endswith("KeyboardInterrupt: interrupted while Lockstep was imported\n"), result.stderr
+    assert "numpy" not in result.stderr
 
 
 def test_no_framework_is_loaded_before_its_adapter_is_imported() -> None:
