@@ -12,6 +12,7 @@ with importing_for_good():
     from chief.config import ChiefConfig, parse_config
     from ps_protocol.errors import PsError
     from ps_protocol.process import polling
+    from ps_protocol.process.ending import EndSignals
     from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
     from ps_protocol.process.exit_codes import ExitCode
     from ps_protocol.process.failpoints import enable_failpoints
@@ -46,8 +47,9 @@ async def _serve(config: ChiefConfig) -> int:
 
     server = ChiefServer(config)
     loop = asyncio.get_running_loop()
+    end = EndSignals(server.request_stop)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.request_stop, number.name)
+        loop.add_signal_handler(number, end, number)
     try:
         await server.start()
         return await server.wait()

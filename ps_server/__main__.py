@@ -4,10 +4,10 @@ import importlib.util
 import os
 import signal
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ps_protocol.process import polling
+from ps_protocol.process.ending import EndSignals
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.memory import importing_for_good
 
@@ -58,9 +58,7 @@ def main() -> int:
 def _serve(server: "ParameterServer") -> None:
     from ps_protocol.errors import PsError
 
-    def end(number: int, frame: FrameType | None) -> None:
-        server.request_stop(signal.Signals(number).name)
-
+    end = EndSignals(server.request_stop)
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     try:

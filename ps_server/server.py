@@ -85,8 +85,6 @@ log = logging.getLogger("lockstep.server")
 SAVE_GRACE_S = 5.0
 # How long a server that is asked to end waits for the chief to save.
 LAST_SAVE_S = 7.0
-# Requests to end within this time of each other are one.
-AGAIN_S = 0.5
 # How long calls under way may still take when the process ends.
 GRACE_S = 1.0
 
@@ -101,7 +99,6 @@ class ParameterServer:
         limit_bytes = config.max_memory_bytes if config.max_memory_bytes is not None else machine_memory_bytes()
         # Reasons to end. The one queue into which a signal handler may put, whatever its thread was doing.
         self._ending: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._asked_to_end_at = -math.inf
         self._apply_threads = ApplyThreads(config.apply_threads if config.apply_threads is not None else default_apply_threads())
         process_incarnation = new_process_incarnation()
         role, max_bytes = f"ps-{config.index}", config.history_max_bytes
@@ -178,14 +175,8 @@ class ParameterServer:
                 log.warning("%s", warning)
 
     def request_stop(self, reason: str) -> None:
-        """Wakes `wait`. May be called from any thread, and by a signal handler.
-
-        A second request ends the server at once. Requests within AGAIN_S of the first are ignored: an engine and a launcher may both ask.
-        """
-        now = time.monotonic()
-        if now >= self._asked_to_end_at + AGAIN_S:
-            self._asked_to_end_at = now
-            self._ending.put(reason)
+        """Wakes `wait`; called again, ends the server at once. May be called from any thread, and by a signal handler."""
+        self._ending.put(reason)
 
     def stop(self, grace_s: float = GRACE_S, *, reason: str = "asked to") -> None:
         """Refuses new calls, lets those under way finish for `grace_s` seconds, then ends them and the server.

@@ -21,8 +21,6 @@ _LATECOMERS_S = 60.0
 _LEAVE_GRACE_S = 1.5
 _SAVE_GRACE_S = 7.0
 _LOOK_AGAIN_S = 0.05
-# Requests to end within this time of each other are one: an engine and a launcher may both ask.
-_AGAIN_S = 0.5
 
 
 class _Stage(enum.Enum):
@@ -53,7 +51,6 @@ class Ending:
         # Set once this process is asked to end: no checkpoint holds it up beyond the one, no participant of a training that is over
         # beyond the other.
         self._save_by = self._leave_by = math.inf
-        self._asked_at = -math.inf
         self._end_timer = cluster.timers.timer(self._end_in_time)
 
     @property
@@ -204,13 +201,11 @@ class Ending:
             self._cluster.joining.welcome()
 
     def leave(self, event: AskedToEnd, now: float) -> None:
-        """Ends this process soon, and no training: a later chief continues it. Asked again after a moment, ends this process at once.
+        """Ends this process soon, and no training: a later chief continues it. Asked again, ends this process at once.
 
         A step is saved first, unless a server is lost: then its part cannot be saved.
         """
-        if now < self._asked_at + _AGAIN_S:
-            return
-        is_again, self._asked_at = self._save_by < math.inf, now
+        is_again = self._save_by < math.inf
         self._save_by = now if is_again else now + _SAVE_GRACE_S
         self._leave_by = now if is_again else math.inf
         if not self.is_over and not self.is_finishing:

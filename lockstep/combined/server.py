@@ -12,6 +12,7 @@ from chief.config import ChiefConfig
 from chief.serving.server import ChiefServer
 from chief.shards.link import GrpcShardLink, ShardLink
 from ps_protocol.errors import PsError
+from ps_protocol.process.ending import EndSignals
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.request import Answer, CallerRole, Request
 from ps_protocol.roles.shard import ApplyRequest, RestoreRequest, SaveRequest
@@ -106,8 +107,9 @@ async def _serve_chief(
 ) -> int:
     chief = ChiefServer(settings, links=_links(settings, config, server))
     loop = asyncio.get_running_loop()
+    end = EndSignals(chief.request_stop)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, chief.request_stop, number.name)
+        loop.add_signal_handler(number, end, number)
     try:
         await chief.start()
         # The server may be asked to end by something other than this chief.
