@@ -17,6 +17,7 @@ from ps_protocol.process.waiting import FIRST_NOTICE_S, NOTICE_INTERVAL_S
 from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, FinishTrainingRequest, Level, ParticipantKind
 
 if TYPE_CHECKING:
+    from ps_protocol.roles.checkpoint import Checkpoint
     from ps_protocol.rpc.chief import GrpcChief
 
 
@@ -266,15 +267,24 @@ def what_is_not_saved(cluster: LaunchedCluster, status: ClusterStatus | None) ->
     return f"its end could not be saved to {storage.place}: {why}; what it has learnt since {newest.tag} is lost"
 
 
-def newest_checkpoint(cluster: LaunchedCluster) -> str:
-    """Returns the name of the newest complete checkpoint; empty: there is none, or the checkpoints cannot be read."""
+def newest_checkpoint(cluster: LaunchedCluster) -> "Checkpoint | None":
+    """Returns the newest complete checkpoint; None: there is none, or the checkpoints cannot be read."""
     from ps_protocol.checkpoint.catalog import list_checkpoints, open_storage
 
     try:
         whole, _ = list_checkpoints(open_storage(cluster.spec.checkpoint_dir), cluster=cluster.name)
     except (PsError, OSError):
+        return None
+    return whole[-1].checkpoint if whole else None
+
+
+def steps_lost(poller: ChiefPoller, newest: "Checkpoint | None") -> str:
+    """Returns how many steps have been made since the newest checkpoint, by the chief's last words, and why; empty: none."""
+    status = poller.status
+    if status is None or (lost := max(status.global_step, poller.finished_at or 0) - (newest.step if newest is not None else 0)) <= 0:
         return ""
-    return whole[-1].checkpoint.tag if whole else ""
+    why = f": {status.checkpoint.failure}" if status.checkpoint is not None and status.checkpoint.failure else ""
+    return f"{lost:,} step{'s' * (lost > 1)}" + (f" since {newest.tag}" if newest is not None else ", there is no checkpoint") + why
 
 
 # Decides whether the remaining workers can make another step.

@@ -86,7 +86,7 @@ def run_cluster(
     for path in (run_dir, logs):
         make_directory(path, flag="--run-dir")
     with BoundedOutput(sys.stdout, prefix="[lockstep] ") as stream, warnings_to_stderr():
-        output, cluster = PrefixedOutput(stream), None
+        output, watch = PrefixedOutput(stream), None
         try:
             with kept_directories(spec):
                 try:
@@ -97,10 +97,11 @@ def run_cluster(
                         output.note(_ready(cluster))
                         with cluster.listed(title):
                             cluster.start_workers(command, environment=environment or {})
-                            _train(cluster, supervisor=supervisor, output=output, log_directory=logs)
+                            watch = ClusterWatch(cluster, say=output.failure)
+                            _train(cluster, watch, supervisor=supervisor, output=output, log_directory=logs)
                 finally:
-                    if cluster is not None and cluster.chief_address:
-                        _report_saved(cluster, output)  # now that no process is left that could save another
+                    if watch is not None:
+                        _report_saved(cluster, watch, output)  # now that no process is left that could save another
             return 0
         except Interrupted as interrupted:
             stream.hurry()
@@ -167,9 +168,8 @@ def _command(words: list[str]) -> list[str]:
     return command
 
 
-def _train(cluster: LaunchedCluster, *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
+def _train(cluster: LaunchedCluster, watch: ClusterWatch, *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
     output.note(f"process ids: {_pids([*cluster.roles, *cluster.workers])}")
-    watch = ClusterWatch(cluster, say=output.failure)
     from lockstep.launcher.watch import (  # NumPy is slow to import, and if it is broken, the roles report it
         LastWorkers,
         WaitWords,
@@ -208,14 +208,16 @@ def _pids(processes: Sequence[Process]) -> str:
     return ", ".join(words) + (f" and {rest} more, which `lockstep status` names" if rest else "")
 
 
-def _report_saved(cluster: LaunchedCluster, output: PrefixedOutput) -> None:
-    """Reports the newest checkpoint in a directory of this machine, if there is one. Lists no other storage, because that may take long."""
+def _report_saved(cluster: LaunchedCluster, watch: ClusterWatch, output: PrefixedOutput) -> None:
+    """Reports the newest checkpoint in a directory of this machine, and what is lost. Lists no other storage, which may take long."""
     if cluster.spec.directory is None:
         return
-    from lockstep.launcher.watch import newest_checkpoint
+    from lockstep.launcher.watch import newest_checkpoint, steps_lost
 
-    if tag := newest_checkpoint(cluster):
-        place = cluster.spec.directory
-        again = "to continue from there, run the same command again (--max-steps counts from the first step)"
-        with suppress(OSError):  # the reader of the output may be gone
-            output.note(f"saved: {tag} in {place}; {again}")
+    newest = newest_checkpoint(cluster)
+    with suppress(OSError):  # the reader of the output may be gone
+        if newest is not None:
+            again = "to continue from there, run the same command again (--max-steps counts from the first step)"
+            output.note(f"saved: {newest.tag} in {cluster.spec.directory}; {again}")
+        if lost := steps_lost(watch.ask_chief(), newest):
+            output.failure(f"lost: {lost}")

@@ -53,6 +53,23 @@ def test_a_training_whose_end_could_not_be_saved_ends_with_1_and_says_what_is_lo
     assert "what it has learnt since step-000000000 is lost" in out
 
 
+def test_ctrl_c_whose_last_checkpoint_fails_says_how_many_steps_are_lost(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    # The first checkpoint is whole; where a later one belongs there is a file.
+    slow = TRAIN.replace(
+        "session.step({",
+        f"__import__('time').sleep(0.1); open({str(place)!r} + f'/step-{{session.local_step + 1:09}}.incomplete', 'w'); session.step({{",
+    )
+    with up("--workers", "1", "--checkpoint-dir", str(place), worker=slow, run_dir=tmp_path / "run") as process:
+        read_until(process, "step 5")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=50)
+    end = re.search(r"training was interrupted at step (\d+)", out)
+    assert process.returncode == 130 and end, out
+    assert f"[lockstep] saved: step-000000000 in {place}; to continue" in out, out
+    assert f"[lockstep] lost: {end[1]} steps since step-000000000" in out, out
+
+
 def test_a_directory_that_cannot_be_made_is_reported_in_one_line() -> None:
     result = lockstep_here("up", "--run-dir", "/dev/null/x", "--", "true")
     assert (result.returncode, result.stdout) == (2, "")
