@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -74,6 +74,7 @@ class LaunchedCluster:
         self._environment: Mapping[str, str | None] = {}
         self._worker_command: Sequence[str] = ()
         self._worker_environment: Mapping[str, str | None] = {}
+        self._list_chief: Callable[[str], None] = lambda address: None
 
     @property
     def chief(self) -> Process:
@@ -98,9 +99,12 @@ class LaunchedCluster:
         port = urlsplit(self.page_url).port
         return f"ssh -N -L {port}:127.0.0.1:{port} {self._hosts.of('chief').name}"
 
-    def listed(self, command: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def listed(self, command: str) -> Iterator[None]:
         """Lists the cluster for other commands of this user within the block; `command`: the workers' command."""
-        return listed(entry(name=self.name, chief=self.chief_address, page=self.page_url, security=self.security, command=command))
+        known = entry(name=self.name, chief=self.chief_address, page=self.page_url, security=self.security, command=command)
+        with listed(known) as self._list_chief:
+            yield
 
     def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts parameter servers and chief, and returns once they serve. Raises LaunchFailed with the last lines of a role that fails."""
@@ -234,6 +238,7 @@ class LaunchedCluster:
             self._moving.discard(role.name)
         self.chief_address = self._addresses.get("chief", self.chief_address)
         if self._hosts is not None and self.chief in moved:
+            self._list_chief(self.chief_address)
             for index, worker in enumerate(self.workers):
                 task = self._hosts.task_of(worker.name, host=self._hosts.of(worker.name), private=self._supervisor.directory)
                 if task.exists():  # it has not begun yet, and is told the new address

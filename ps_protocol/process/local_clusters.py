@@ -11,7 +11,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -55,8 +55,11 @@ def entry(*, name: str, chief: str, page: str, security: Security, command: str)
 
 
 @contextmanager
-def listed(cluster: LocalEntry) -> Iterator[None]:
-    """Lets other commands of this user find the cluster during the block. If the file cannot be written, they need its address."""
+def listed(cluster: LocalEntry) -> Iterator[Callable[[str], None]]:
+    """Lets other commands of this user find the cluster during the block. If the file cannot be written, they need its address.
+
+    What it yields lists the cluster anew, with its chief at another address.
+    """
     path: Path | None = None
     with suppress(OSError):
         directory = _directory()
@@ -69,8 +72,14 @@ def listed(cluster: LocalEntry) -> Iterator[None]:
                         other.unlink()
             path = directory / f"{cluster.pid}.json"
             write_secret(path, json.dumps(dataclasses.asdict(cluster)))
+
+    def move(chief: str) -> None:
+        with suppress(OSError):
+            if path is not None:
+                write_secret(path, json.dumps({**dataclasses.asdict(cluster), "chief": chief}))
+
     try:
-        yield
+        yield move
     finally:
         if path is not None:
             with suppress(OSError):

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes.commands import TRAIN, are_gone, lockstep, read_until, run_up, up
+from tests.support.processes.commands import TRAIN, are_gone, lockstep, lockstep_here, read_until, run_up, up
 from tests.support.waiting import wait_until
 
 pytest.importorskip("cryptography", reason="--hosts makes certificates, which needs the package cryptography")
@@ -129,7 +129,11 @@ def test_training_goes_on_where_a_host_with_the_chief_a_server_and_a_worker_is_l
     with up(*flags, *kept, worker=SLOW, run_dir=hosts / "run") as process:
         read_until(process, "step 20")
         lose("a", hosts)
+        lines = read_until(process, "chief ready address=")
+        (port,) = re.findall(r"chief ready address=\S+:(\d+)", lines[-1])
+        wait_until(lambda: f"127.0.0.1:{port}" in lockstep_here("ls").stdout, what="`lockstep ls` names where the chief is now")
         out, _ = process.communicate(timeout=100)
+        out = "\n".join([*lines, out])
     assert process.returncode == 0, out
     assert "host a is lost: ssh ended with exit code" in out
     assert "adopted ps=0 address=127.0.0.1:" in out.partition("is lost")[2]
