@@ -142,7 +142,7 @@ def _run_role(name: str, words: list[str]) -> NoReturn:
 
     # -P: a chief.py in the user's directory must not be taken for ours.
     module = "lockstep.combined" if name == "server" and "--with-chief" in words else COMMANDS[name].module
-    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *words], {**os.environ, **with_checkout()})
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *words], {**os.environ, **with_checkout(os.environ)})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import benchmarks
 from benchmarks.harness import process_memory
 from lockstep.launcher.cluster import LaunchedCluster
 from lockstep.launcher.spec import ClusterSpec
-from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor, with_checkout
+from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor
 
 _POLL_S = 0.02
 _WORRYING = ("ERROR", "WARNING", "Traceback", "Error")
@@ -50,7 +50,7 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> Process:
         """Starts a process."""
-        return self.supervisor.start(ProcessSpec(name=name, command=command, environment={**with_checkout(), **(environment or {})}))
+        return self.supervisor.start(ProcessSpec(name=name, command=command, environment=environment or {}))
 
     def worker_command(self, module: str, orders: object) -> list[str]:
         """Returns the command of a worker that runs `module`'s work; `orders` is a dataclass or a dict."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import lockstep
 from lockstep.launcher.remote import BEAT_S, HEAD, MARK
-from lockstep.launcher.supervisor import Interrupted, Process, ProcessSpec, Supervisor, with_checkout
+from lockstep.launcher.supervisor import Interrupted, Process, ProcessSpec, Supervisor
 from ps_protocol.security.tokens import write_secret
 
 _SILENT_S = 60.0
@@ -124,7 +124,7 @@ def _spec(task: dict[str, Any], directory: Path) -> ProcessSpec:
 
     command = [sys.executable if word == task["python"] else here(word) for word in task["command"]]
     environment = {name: None if text is None else here(text) for name, text in task["environment"].items()}
-    return ProcessSpec(name=task["name"], command=command, environment={**environment, **with_checkout()})
+    return ProcessSpec(name=task["name"], command=command, environment=environment)
 
 
 class Files:

@@ -23,7 +23,6 @@ from lockstep.launcher.supervisor import (
     describe_end,
     make_directory,
     shell_code,
-    with_checkout,
 )
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process import options
@@ -109,7 +108,7 @@ class LaunchedCluster:
     def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts parameter servers and chief, and returns once they serve. Raises LaunchFailed with the last lines of a role that fails."""
         self._make_secrets()
-        self._environment = {**_FOREIGN, **with_checkout(), **(environment or {}), **self.spec.told}
+        self._environment = {**_FOREIGN, **(environment or {}), **self.spec.told}
         self._look_at_hosts()
         # The chief's process starts last: its flags name the addresses of the others.
         for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
@@ -270,7 +269,7 @@ class LaunchedCluster:
             options.TAKE_PLACE.variable: "1" if index in self._replaced else None,
         }
         passed_on = {name: os.environ.get(name) for name in self.spec.host_env}
-        full = {**with_checkout(), **passed_on, **self._worker_environment, **place, **self._gpus_of(index)}
+        full = {**passed_on, **self._worker_environment, **place, **self._gpus_of(index)}
         spec = ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full, pause_s=pause_s)
         return self._placed(spec, kind="worker")
 
@@ -285,7 +284,7 @@ class LaunchedCluster:
         security = (
             {variable: str(path) for variable, path in files.items() if path} if self._given_security is None else self._given_security
         )
-        environment = {**_FOREIGN, **with_checkout(), **dict.fromkeys(options.SECURITY_VARIABLES), **security}
+        environment = {**_FOREIGN, **dict.fromkeys(options.SECURITY_VARIABLES), **security}
         self._supervisor.start(ProcessSpec(name="tensorboard", command=command, environment=environment))
 
     def _start_role(self, name: str, *, is_again: bool = False, pause_s: float = 0.0) -> Process:

@@ -7,7 +7,7 @@ import base64
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,7 +118,7 @@ class Hosts:
             "cwd": self._cwd,
             "shared": [str(path) for path in shared],
             "command": list(spec.command),
-            "environment": _told(spec.environment),
+            "environment": dict(spec.environment),
             "python": sys.executable,
             "private": str(private),
             "files": {name: base64.b64encode((private / name).read_bytes()).decode() for name in files},
@@ -133,7 +133,3 @@ class Hosts:
     def task_of(self, name: str, *, host: Host, private: Path) -> Path:
         """Returns the file with the orders of a process; it is there until the process begins."""
         return private / f"{name.replace(' ', '-')}-{host.name}.task"
-
-
-def _told(environment: Mapping[str, str | None]) -> dict[str, str | None]:
-    return {name: text for name, text in environment.items() if name != "PYTHONPATH"}

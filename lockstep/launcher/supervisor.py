@@ -310,12 +310,13 @@ class Supervisor:
 
     def start(self, spec: ProcessSpec) -> Process:
         """Starts a process. Shows its output line by line, and writes it to a log; a restarted process continues the log of its name."""
-        environment = {**os.environ, **spec.environment, "PYTHONUNBUFFERED": "1", TOKEN_VARIABLE: self._carried_token()}
+        given = {name: text for name, text in {**os.environ, **spec.environment}.items() if text is not None}
+        environment = {**given, **with_checkout(given), "PYTHONUNBUFFERED": "1", TOKEN_VARIABLE: self._carried_token()}
         words = self._guardian_pipe.fileno(), os.getpid(), spec.pause_s
         shim = [sys.executable, "-I", "-S", str(_HERE / "guarded_exec.py"), *map(str, words)]
         popen = subprocess.Popen(
             [*shim, *spec.command],
-            env={key: value for key, value in environment.items() if value is not None},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -448,12 +449,12 @@ class Supervisor:
             self._interrupts += [signal.Signals(number) for number in self._wakeup.recv(4096) if number in _ENDING]
 
 
-def with_checkout() -> dict[str, str]:
-    """Returns the PYTHONPATH with which child processes find the packages of a source tree that is not installed."""
+def with_checkout(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the PYTHONPATH with which child processes find the packages of a source tree that is not installed, after their own."""
     root = _HERE.resolve().parents[1]
     if root.name in ("site-packages", "dist-packages"):
         return {}
-    earlier = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    earlier = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return {"PYTHONPATH": os.pathsep.join([*earlier, str(root)])}
 
 

@@ -145,7 +145,7 @@ def _dry_run(command: list[str], *, num_workers: int, max_steps: str) -> int:
             "--dry-run: want a Python program, … -- python train.py or … -- python -m package.train", exit_code=ExitCode.USAGE
         )
     here = {"LOCKSTEP_CHIEF": "local", "LOCKSTEP_WORKER_INDEX": "0", "LOCKSTEP_NUM_WORKERS": str(num_workers)}
-    environment = {**os.environ, **with_checkout(), **here, MAX_STEPS.variable: max_steps}
+    environment = {**os.environ, **with_checkout(os.environ), **here, MAX_STEPS.variable: max_steps}
     return subprocess.run([command[0], "-m", "lockstep.dry_run", *command[1:]], env=environment, check=False).returncode
 
 

@@ -24,6 +24,7 @@ class Ray:
     bridge: "subprocess.Popen[bytes] | None"
     num_workers: int = 0
     is_launcher: bool = True
+    starts_workers: bool = False
 
     @property
     def again_words(self) -> str:

@@ -29,8 +29,8 @@ exec env -i PATH="$PATH" HOME="$HOME" ON_HOST="$host" OF_TEST="$DOWN" sh -c "$*"
 """
 pytestmark = pytest.mark.timeout(150)
 ADDRESSES = "a=127.0.0.1,b=127.0.0.1,c=127.0.0.1"
-# Says where it runs, and what there is beside its token.
-WHERE = f"""import os
+# Says where it runs, and what there is beside its token. Finds a module of its own by the PYTHONPATH that is passed on.
+WHERE = f"""import os, users_own
 files = sorted(os.listdir(os.path.dirname(os.environ["LOCKSTEP_TOKEN_FILE"])))
 print("on", os.environ["ON_HOST"], "in", os.getcwd(), "with", files, os.environ.get("RATE"), os.environ.get("SECRET"), flush=True)
 {TRAIN}"""
@@ -67,10 +67,25 @@ def lose(host: str, hosts: Path) -> None:
         one.kill()
 
 
-def test_one_command_trains_on_several_hosts_and_each_process_has_its_own_secrets_only(hosts: Path) -> None:
-    environment = {"RATE": "7", "SECRET": "x"}
+def test_one_command_trains_on_several_hosts_and_each_process_has_its_own_secrets_and_what_is_passed_on_only(hosts: Path) -> None:
+    (hosts / "own").mkdir()
+    (hosts / "own" / "users_own.py").touch()
+    environment = {"RATE": "7", "SECRET": "x", "PYTHONPATH": str(hosts / "own")}
     code, out = run_up(
-        *("--hosts", ADDRESSES, "--ps", "2", "--workers", "3", "--max-steps", "20", "--host-env", "RATE", "--host-dir", str(hosts)),
+        *(
+            "--hosts",
+            ADDRESSES,
+            "--ps",
+            "2",
+            "--workers",
+            "3",
+            "--max-steps",
+            "20",
+            "--host-env",
+            "RATE,PYTHONPATH",
+            "--host-dir",
+            str(hosts),
+        ),
         worker=WHERE,
         run_dir=hosts / "run",
         **environment,
