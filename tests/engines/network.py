@@ -1,12 +1,16 @@
 """Hosts of this machine's own: network namespaces on one bridge, each with an address, a name and a table of processes. Needs root.
 
-Files are common to all, and so is shared memory, which is not found: the hosts seem to be one, and do not see each other's processes.
+There is one such network at a time on a machine: another run waits for its end. Files are common to all, and so is shared memory, which is
+not found: the hosts seem to be one, and do not see each other's processes.
 """
 
+import fcntl
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -35,6 +39,8 @@ class Network:
         self._table = directory / "hosts"
         lines = ["127.0.0.1 localhost", *(f"{self.address(name)} {name}" for name in self.names)]
         self._table.write_text("\n".join(lines) + "\n")
+        # By host, what was started there last.
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @staticmethod
     def address(name: str) -> str:
@@ -52,6 +58,20 @@ class Network:
         there = ("nsenter", f"--net=/run/netns/lockstep-{name}", "tc", "qdisc", "replace", "dev", "eth0", *shape)
         subprocess.run(there, check=True, capture_output=True)
 
+    def start(self, name: str, *command: str, out: Path, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+        """Starts the one command that a host runs at a time, with all that it starts; `out` gets what they say."""
+        with out.open("ab") as stream:
+            self.processes[name] = subprocess.Popen(
+                self.on(name, *command), stdout=stream, stderr=stream, env=environment, cwd=cwd, start_new_session=True
+            )
+
+    def kill(self, name: str) -> None:
+        """What a lost host is: all that runs there is killed."""
+        if (process := self.processes.pop(name, None)) is not None:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
     def cut(self, name: str) -> None:
         """Unplugs a host: packets vanish, and connections hang."""
         _ip("link", "set", f"lockstep-v{name[1:]}", "nomaster")
@@ -66,6 +86,8 @@ def network(num_hosts: int, directory: Path) -> Iterator[Network]:
     """Makes the hosts, and removes them."""
     made = Network(num_hosts, directory)
     with ExitStack() as stack:
+        lock = stack.enter_context(Path(tempfile.gettempdir(), f"{_BRIDGE}.lock").open("wb"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
         _make(stack, ("link", "add", _BRIDGE, "type", "bridge"), ("link", "del", _BRIDGE))
         _ip("addr", "add", f"{made.gateway}/24", "dev", _BRIDGE)
         _ip("link", "set", _BRIDGE, "up")
@@ -82,6 +104,7 @@ def network(num_hosts: int, directory: Path) -> Iterator[Network]:
             _ip("-n", space, "addr", "add", f"{made.address(name)}/24", "dev", "eth0")
             for device in ("eth0", "lo"):
                 _ip("-n", space, "link", "set", device, "up")
+            stack.callback(made.kill, name)
         yield made
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -54,22 +53,21 @@ class Slurm:
     """A cluster of nodes h1, h2, …"""
 
     def __init__(self, net: Network, state: Path) -> None:
-        self._net, self._state = net, state
-        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.net, self._state = net, state
         self.environment = {**os.environ, "SLURM_CONF": str(state / "slurm.conf")}
 
     def start(self, stack: ExitStack) -> None:
         """Returns once all nodes are idle."""
-        state, nodes = self._state, self._net.names
+        state, nodes = self._state, self.net.names
         for name in ("ctld", *nodes):
             (state / name).mkdir()
         (state / "munge.key").write_bytes(os.urandom(128))
         (state / "munge.key").chmod(0o400)
         lines = [
-            f"NodeName={name} NodeHostname={name} NodeAddr={self._net.address(name)} Port=17000 CPUs={_CPUS} RealMemory=4000 State=UNKNOWN"
+            f"NodeName={name} NodeHostname={name} NodeAddr={self.net.address(name)} Port=17000 CPUs={_CPUS} RealMemory=4000 State=UNKNOWN"
             for name in nodes
         ]
-        host, gateway = os.uname().nodename.partition(".")[0], self._net.gateway
+        host, gateway = os.uname().nodename.partition(".")[0], self.net.gateway
         text = _CONFIG.format(host=host, gateway=gateway, state=state, nodes="\n".join(lines), num_nodes=len(nodes))
         (state / "slurm.conf").write_text(text)
         files = [f"--{kind}={state / f'munge.{kind}'}" for kind in ("socket", "pid-file", "log-file", "seed-file")]
@@ -78,7 +76,6 @@ class Slurm:
         self._begin(stack, ["slurmctld", "-D", "-c"])
         for name in nodes:
             self.revive(name)
-            stack.callback(self.kill, name)
         wait_until(
             lambda: self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split() == list(nodes), what="nodes are idle", timeout_s=30
         )
@@ -93,18 +90,9 @@ class Slurm:
         """Runs a command of Slurm's, and returns what it prints."""
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False).stdout
 
-    def kill(self, name: str) -> None:
-        """What a lost host is: all that runs there is killed."""
-        node = self._nodes.pop(name, None)
-        if node is not None:
-            os.killpg(node.pid, signal.SIGKILL)
-            node.wait()
-
     def revive(self, name: str) -> None:
-        """Starts a node, again after `kill`."""
-        command = self._net.on(name, "slurmd", "-D", "-N", name)
-        with (self._state / f"{name}.out").open("ab") as out:
-            self._nodes[name] = subprocess.Popen(command, env=self.environment, stdout=out, stderr=out, start_new_session=True)
+        """Starts a node, again after its host was lost."""
+        self.net.start(name, "slurmd", "-D", "-N", name, out=self._state / f"{name}.out", environment=self.environment)
 
     def is_down(self, name: str) -> bool:
         """Whether Slurm has noticed that a node is lost."""

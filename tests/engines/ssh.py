@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.engines.network import Network, network, why_not
@@ -40,7 +39,6 @@ class SshHosts:
 
     def __init__(self, net: Network, directory: Path) -> None:
         self.net, self._directory = net, directory
-        self._servers: dict[str, subprocess.Popen[bytes]] = {}
         # A program of this name is what a launcher calls.
         (directory / "bin").mkdir()
         program = directory / "bin" / "ssh"
@@ -48,7 +46,7 @@ class SshHosts:
         program.chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{directory / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
-    def start(self, stack: ExitStack) -> None:
+    def start(self) -> None:
         """Returns once all hosts answer."""
         for name in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._directory / f"{name}.key")], check=True)
@@ -56,10 +54,8 @@ class SshHosts:
             (self._directory / name).write_text(text.format(directory=self._directory))
         Path("/run/sshd").mkdir(exist_ok=True)
         for name in self.net.names:
-            with (self._directory / f"{name}.out").open("ab") as out:
-                command = self.net.on(name, str(shutil.which("sshd")), "-D", "-e", "-f", str(self._directory / "server"))
-                self._servers[name] = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-            stack.callback(self.kill, name)
+            server = [str(shutil.which("sshd")), "-D", "-e", "-f", str(self._directory / "server")]
+            self.net.start(name, *server, out=self._directory / f"{name}.out")
             wait_until(lambda name=name: not self.run(name, "true").returncode, what=f"{name} answers", timeout_s=20)  # type: ignore[misc]
 
     def run(self, name: str, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -67,18 +63,11 @@ class SshHosts:
         address = self.net.address(name)
         return subprocess.run(["ssh", address, *command], env=self.environment, capture_output=True, text=True, check=False)
 
-    def kill(self, name: str) -> None:
-        """What a lost host is: all that runs there is killed."""
-        server = self._servers.pop(name, None)
-        if server is not None:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
 
 @contextmanager
 def ssh_hosts(num_hosts: int, directory: Path) -> Iterator[SshHosts]:
     """Starts the hosts, and ends them with all that runs there."""
-    with ExitStack() as stack:
-        made = SshHosts(stack.enter_context(network(num_hosts, directory)), directory)
-        made.start(stack)
+    with network(num_hosts, directory) as net:
+        made = SshHosts(net, directory)
+        made.start()
         yield made

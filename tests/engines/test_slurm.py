@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.demo import Demo
 from tests.engines.slurm import Slurm, slurm, why_no_slurm
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
@@ -25,7 +26,7 @@ def nodes(tmp_path: Path) -> Iterator[Slurm]:
         yield made
 
 
-class Job:
+class Job(Demo):
     """The documented script, with the demo as its program."""
 
     def __init__(self, nodes: Slurm, directory: Path, *flags: str, pace: str = "0.05", limits: tuple[str, ...] = ("--time=10",)) -> None:
@@ -34,19 +35,9 @@ class Job:
         text = SCRIPT[1].replace("lockstep up", words).replace("/shared/job", str(directory / "kept")).replace("-- python train.py", "")
         assert "#SBATCH --no-kill" in text and "train.py" not in text
         (directory / "job.sh").write_text(text)
-        self._nodes, self._out = nodes, directory / "out"
-        self.number = nodes.submit(directory / "job.sh", self._out, f"--chdir={directory}", *limits)
-
-    @property
-    def out(self) -> str:
-        return self._out.read_text() if self._out.exists() else ""
-
-    @property
-    def step(self) -> int:
-        return max((int(text) for text in re.findall(r"\[worker \d+\] step (\d+)", self.out)), default=-1)
-
-    def await_step(self, step: int) -> None:
-        wait_until(lambda: self.step >= step, what=f"step {step} of {self.number}", timeout_s=60)
+        super().__init__(directory / "out")
+        self._nodes = nodes
+        self.number = nodes.submit(directory / "job.sh", self.path, f"--chdir={directory}", *limits)
 
     def await_end(self) -> None:
         self._nodes.await_end(self.number, timeout_s=150)
@@ -55,10 +46,6 @@ class Job:
         """Has Slurm begin a job at once that is queued again: it would wait for two minutes."""
         wait_until(lambda: self._nodes.state_of(self.number) == "PENDING", what="it is queued again", timeout_s=120)
         self._nodes.run("scontrol", "update", f"jobid={self.number}", "StartTime=now")
-
-    def assert_trained(self) -> None:
-        assert "[lockstep] training finished" in self.out and "Traceback" not in self.out, self.out
-        assert min(float(text) for text in re.findall(r"accuracy (\d\.\d+)", self.out)[-1:]) >= 0.95, self.out
 
 
 def test_a_job_trains_the_digits_on_all_nodes_and_leaves_nothing_there(nodes: Slurm, tmp_path: Path) -> None:
@@ -73,7 +60,7 @@ def test_a_job_trains_the_digits_on_all_nodes_and_leaves_nothing_there(nodes: Sl
 def test_a_job_that_loses_a_node_goes_on_within_ten_seconds_of_slurms_notice(nodes: Slurm, tmp_path: Path, node: str, what: str) -> None:
     job = Job(nodes, tmp_path, "--max-steps", "1000")
     job.await_step(60)
-    nodes.kill(node)
+    nodes.net.kill(node)
     wait_until(lambda: nodes.is_down(node), what="Slurm notices it", timeout_s=60)
     noticed_at, step = time.monotonic(), job.step
     needed = "" if node == "h3" else f"{what} is started again"  # there is a worker in reserve
@@ -86,7 +73,7 @@ def test_a_job_that_loses_a_node_goes_on_within_ten_seconds_of_slurms_notice(nod
 def test_a_job_that_loses_the_node_of_its_script_is_queued_again_and_continues(nodes: Slurm, tmp_path: Path) -> None:
     job = Job(nodes, tmp_path)
     job.await_step(60)
-    nodes.kill("h1")
+    nodes.net.kill("h1")
     job.run_on()
     wait_until(lambda: nodes.is_down("h1"), what="Slurm notices it", timeout_s=60)
     nodes.revive("h1")
