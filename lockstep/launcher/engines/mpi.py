@@ -59,9 +59,7 @@ class FileStore:
     def set(self, key: str, text: str, /) -> None:
         """Puts one there, in place of an earlier one."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._directory / f"{key}.draft"
-        write_secret(draft, text)
-        draft.replace(self._directory / key)
+        write_secret(self._directory / key, text)
 
     def delete_key(self, key: str, /) -> None:
         """Removes one, if it is there."""
