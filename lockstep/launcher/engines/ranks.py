@@ -120,16 +120,16 @@ def _key(num_workers: int) -> str:
 
 def _await(store: Store, key: str) -> dict[str, Any]:
     """Returns what rank 0 tells of a cluster whose training is not over: an earlier one's is. Says after a while that it waits."""
-    deadline, has_said = time.monotonic() + _START_S, False
+    deadline, has_said, why = time.monotonic() + _START_S, False, "does it call lockstep.connect()?"
     while True:
         if store.check([key]):
             told: dict[str, Any] = json.loads(store.get(key))
             if "failure" in told:
                 raise InvalidSpec(told["failure"])
-            if _trains(told):
+            if not (why := _why_not(told)):
                 return told
         if time.monotonic() > deadline:
-            raise Unavailable(f"rank 0 has started no cluster within {_START_S:g} s; does it call lockstep.connect()?")
+            raise Unavailable(f"rank 0 has started no cluster within {_START_S:g} s; {why}")
         if not has_said and time.monotonic() > deadline - _START_S + _SAY_AFTER_S:
             log.warning("waiting until rank 0 has started the cluster, up to %g s", _START_S)
             has_said = True
@@ -184,14 +184,14 @@ def _goes_on(launcher: int, told: dict[str, Any]) -> bool:
     """Whether the training of a cluster is not over. Waits for a chief that does not answer: the launcher starts it again, or ends too."""
     deadline = time.monotonic() + _END_S
     while _runs(launcher) and time.monotonic() < deadline:
-        if _trains(told):
+        if not _why_not(told):
             return True
         time.sleep(_LOOK_S)  # polls: for the chief and for the end of the launcher at once
     return False
 
 
-def _trains(told: dict[str, Any]) -> bool:
-    """Whether the chief of a cluster answers, and its training is not over."""
+def _why_not(told: dict[str, Any]) -> str:
+    """Returns why a rank is not to join a cluster: its chief does not answer, or its training is over. Empty: it is."""
     # Only here: the launcher imports this module too, and none of these.
     from ps_protocol.roles.chief import ClusterState
     from ps_protocol.rpc.channel import Access
@@ -203,9 +203,10 @@ def _trains(told: dict[str, Any]) -> bool:
         security = Security(token=variables["LOCKSTEP_TOKEN"], tls_ca=_authority(told, Path(private)))
         chief = GrpcChief(variables["LOCKSTEP_CHIEF"], cluster=variables["LOCKSTEP_CLUSTER"], access=Access(security))
         try:
-            return chief.status().state not in (ClusterState.FINISHED, ClusterState.FAILED)
-        except PsError:
-            return False
+            is_over = chief.status().state in (ClusterState.FINISHED, ClusterState.FAILED)
+            return "the training of an earlier one is over" if is_over else ""
+        except PsError as error:
+            return error.message
         finally:
             chief.close()
 
