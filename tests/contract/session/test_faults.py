@@ -185,7 +185,7 @@ def test_an_interrupt_while_waiting_is_raised_and_reported_to_the_chief() -> Non
         session.step(ONES, timeout_s=0.1)
     with worker_client.observe_local(faulty.cluster) as observer:
         (left,) = [participant for participant in observer.status().participants if participant.kind is ParticipantKind.WORKER]
-        assert (left.state, left.failure) == ("left", "KeyboardInterrupt")
+        assert (left.state, left.failure) == ("left", "KeyboardInterrupt: interrupted while it waited for the cluster")
         assert observer.status().state is ClusterState.TRAINING
 
 
