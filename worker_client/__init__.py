@@ -75,6 +75,9 @@ from worker_client.session.session import Session
 _LAZY = {
     "ConditionalAccumulator": "worker_client.accumulators",
     "SparseConditionalAccumulator": "worker_client.accumulators",
+    "follow": "worker_client.following.follow",
+    "Follower": "worker_client.following.follower",
+    "Part": "worker_client.following.follower",
     "DNNClassifier": "worker_client.estimator",
     "DNNRegressor": "worker_client.estimator",
 }
@@ -85,6 +88,8 @@ if TYPE_CHECKING:
     # Not in __all__: they need scikit-learn.
     from worker_client.estimator import DNNClassifier as DNNClassifier
     from worker_client.estimator import DNNRegressor as DNNRegressor
+    from worker_client.following.follow import follow
+    from worker_client.following.follower import Follower, Part
 
 __all__ = [
     "AverageSpec",
@@ -94,11 +99,13 @@ __all__ = [
     "ConditionalAccumulator",
     "Constraint",
     "EmbeddingTable",
+    "Follower",
     "IndexedSlices",
     "Initializer",
     "MetricReport",
     "Observer",
     "OptimizerSpec",
+    "Part",
     "Placement",
     "PolicySpec",
     "PsError",
@@ -126,6 +133,7 @@ __all__ = [
     "custom_optimizer",
     "exponential_decay",
     "fixed_size_partitioner",
+    "follow",
     "ftrl",
     "inverse_time_decay",
     "lamb",

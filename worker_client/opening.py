@@ -149,15 +149,22 @@ def observe(
     Arguments and errors are those of `connect()`. Any number may observe, also before there is a model. What an observer reads always comes
     over gRPC.
     """
+    return Observer(*enter_as_observer(chief, cluster=cluster, timeout_s=timeout_s, wire=wire, security=security))
+
+
+def enter_as_observer(
+    chief: str | None, *, cluster: str | None, timeout_s: float, wire: str | WireFormat | None, security: Security | None
+) -> tuple[ChiefLink, Registration]:
+    """Registers with the chief as one who only reads; arguments and errors are those of `observe()`."""
     environment = _environment(chief)
     target = resolve(environment, chief=chief, worker_index=None, cluster=cluster)
     access = access_of(security, environment, role=CallerRole.OBSERVER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:
-        return observe_local(_own_cluster())
+        return enter_locally(_own_cluster())
     way = GrpcTransport(
         cluster=target.cluster, timeout_s=checked_timeout(timeout_s), transport="grpc", wire=_wire(wire), access=access, history=None
     )
-    return Observer(*_enter(way, target, kind=ParticipantKind.OBSERVER, takeover=False))
+    return _enter(way, target, kind=ParticipantKind.OBSERVER, takeover=False)
 
 
 def _environment(chief: str | None) -> Mapping[str, str]:
@@ -325,8 +332,13 @@ def made_cluster() -> LaunchedCluster | None:
 
 def observe_local(cluster: LaunchedCluster) -> Observer:
     """Returns an observer of a cluster inside this process."""
+    return Observer(*enter_locally(cluster))
+
+
+def enter_locally(cluster: LaunchedCluster) -> tuple[ChiefLink, Registration]:
+    """Registers in a cluster inside this process as one who only reads."""
     link = _local_link(cluster)
-    return Observer(link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False))
+    return link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False)
 
 
 def _local_link(cluster: LaunchedCluster) -> ChiefLink:

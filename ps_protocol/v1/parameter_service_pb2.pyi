@@ -249,6 +249,42 @@ class ReadRequest(_message.Message):
     payload: Payload
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slot: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
 
+class FetchWeightsRequest(_message.Message):
+    __slots__ = ("epoch", "layout_hash", "encoding", "step", "held_step", "slices", "offset", "max_wait")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HELD_STEP_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layout_hash: str
+    encoding: FloatEncoding
+    step: int
+    held_step: int
+    slices: _containers.RepeatedScalarFieldContainer[int]
+    offset: int
+    max_wait: _duration_pb2.Duration
+    def __init__(self, epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., step: _Optional[int] = ..., held_step: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class FetchWeightsResponse(_message.Message):
+    __slots__ = ("step", "newest_step", "is_patch", "num_bytes", "content", "digests")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_STEP_FIELD_NUMBER: _ClassVar[int]
+    IS_PATCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    newest_step: int
+    is_patch: bool
+    num_bytes: int
+    content: bytes
+    digests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., newest_step: _Optional[int] = ..., is_patch: bool = ..., num_bytes: _Optional[int] = ..., content: _Optional[bytes] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ReadResponse(_message.Message):
     __slots__ = ("header", "frame")
     HEADER_FIELD_NUMBER: _ClassVar[int]

@@ -19,6 +19,7 @@ from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
 from ps_protocol.roles.identity import HandshakeReply, HandshakeRequest, Identity, ProtocolVersion, Role, SeenPlace, TryCheckpointsRequest
 from ps_protocol.roles.shard import AdoptRequest, Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, DataSocketRequest, Invitation, KeepRecordRequest, KeepStoryRequest, Metric, MetricCell, PrepareRequest, PushHeader, PushReply, PushResult, ReadMetricsRequest, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, ShardStatusRequest, ShutdownRequest, SparsePart, WorkerPushes
+from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special
 from typing import Any
@@ -688,6 +689,34 @@ def read_ReadRequest(message: Any) -> ReadRequest:
         encoding=special.read_encoding_for_variables(message, READ),
         held_step=message.held_step if message.HasField("held_step") else None,
         slot=message.slot,
+    )
+
+
+def write_FetchRequest(value: FetchRequest, message: Any) -> None:
+    message.epoch = value.epoch
+    message.layout_hash = value.layout_hash
+    message.encoding = _FloatEncoding_NUMBERS[value.encoding]
+    if (one := value.step) is not None:
+        message.step = one
+    if (one := value.held_step) is not None:
+        message.held_step = one
+    if one := value.slices:
+        message.slices.extend(one)
+    message.offset = value.offset
+    if (one := value.max_wait_s) != 0.0:
+        fields.write_max_wait(one, message.max_wait)
+
+
+def read_FetchRequest(message: Any) -> FetchRequest:
+    return FetchRequest(
+        epoch=message.epoch,
+        layout_hash=message.layout_hash,
+        encoding=special.read_encoding_for_variables(message, READ),
+        step=message.step if message.HasField("step") else None,
+        held_step=message.held_step if message.HasField("held_step") else None,
+        slices=tuple(message.slices),
+        offset=message.offset,
+        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 0.0,
     )
 
 
@@ -2309,6 +2338,27 @@ def read_SeenPlace(message: Any) -> SeenPlace:
     )
 
 
+def write_FetchReply(value: FetchReply, message: Any) -> None:
+    message.step = value.step
+    message.newest_step = value.newest_step
+    message.is_patch = value.is_patch
+    message.num_bytes = value.num_bytes
+    message.content = value.content
+    if one := value.digests:
+        message.digests.extend(one)
+
+
+def read_FetchReply(message: Any) -> FetchReply:
+    return FetchReply(
+        step=message.step,
+        newest_step=message.newest_step,
+        is_patch=message.is_patch,
+        num_bytes=message.num_bytes,
+        content=message.content,
+        digests=tuple(message.digests),
+    )
+
+
 def write_SetAccumulatorStepResponse(value: Any, message: Any) -> None:
     pass
 
@@ -2449,6 +2499,7 @@ WRITE: dict[type, Any] = {
     ShardSpec: write_ShardSpec,
     ApplyRequest: write_ApplyRequest,
     ReadRequest: write_ReadRequest,
+    FetchRequest: write_FetchRequest,
     RowsRequest: write_RowsRequest,
     MetricCell: write_MetricCell,
     ShardReport: write_ShardReport,
@@ -2537,6 +2588,7 @@ WRITE: dict[type, Any] = {
     HandshakeReply: write_HandshakeReply,
     TryCheckpointsRequest: write_TryCheckpointsRequest,
     SeenPlace: write_SeenPlace,
+    FetchReply: write_FetchReply,
 }
 READ: dict[type, Any] = {
     VariableSpec: read_VariableSpec,
@@ -2572,6 +2624,7 @@ READ: dict[type, Any] = {
     ShardSpec: read_ShardSpec,
     ApplyRequest: read_ApplyRequest,
     ReadRequest: read_ReadRequest,
+    FetchRequest: read_FetchRequest,
     RowsRequest: read_RowsRequest,
     MetricCell: read_MetricCell,
     ShardReport: read_ShardReport,
@@ -2660,6 +2713,7 @@ READ: dict[type, Any] = {
     HandshakeReply: read_HandshakeReply,
     TryCheckpointsRequest: read_TryCheckpointsRequest,
     SeenPlace: read_SeenPlace,
+    FetchReply: read_FetchReply,
 }
 MESSAGE: dict[type, Any] = {
     VariableSpec: tensor_pb2.VariableSpec,
@@ -2695,6 +2749,7 @@ MESSAGE: dict[type, Any] = {
     ShardSpec: parameter_service_pb2.ShardSpec,
     ApplyRequest: parameter_service_pb2.ApplyRequest,
     ReadRequest: parameter_service_pb2.ReadRequest,
+    FetchRequest: parameter_service_pb2.FetchWeightsRequest,
     RowsRequest: parameter_service_pb2.RowsHeader,
     MetricCell: parameter_service_pb2.MetricCell,
     ShardReport: parameter_service_pb2.ShardReport,
@@ -2783,6 +2838,7 @@ MESSAGE: dict[type, Any] = {
     HandshakeReply: handshake_service_pb2.HandshakeResponse,
     TryCheckpointsRequest: handshake_service_pb2.TryCheckpointsRequest,
     SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
+    FetchReply: parameter_service_pb2.FetchWeightsResponse,
 }
 # By the request: the message of its answer, and its writer and reader.
 ANSWERS: dict[type, Any] = {
@@ -2817,4 +2873,5 @@ ANSWERS: dict[type, Any] = {
     ClusterStatusRequest: (chief_service_pb2.GetClusterStatusResponse, write_ClusterStatus, read_ClusterStatus),
     HandshakeRequest: (handshake_service_pb2.HandshakeResponse, write_HandshakeReply, read_HandshakeReply),
     TryCheckpointsRequest: (handshake_service_pb2.TryCheckpointsResponse, write_SeenPlace, read_SeenPlace),
+    FetchRequest: (parameter_service_pb2.FetchWeightsResponse, write_FetchReply, read_FetchReply),
 }

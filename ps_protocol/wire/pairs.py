@@ -19,7 +19,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
-from ps_protocol.roles import accumulators, board, chief, fence, history, identity, shard
+from ps_protocol.roles import accumulators, board, chief, fence, history, identity, shard, weights
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
 from ps_protocol.roles.request import RPCS, Rpc
@@ -142,6 +142,11 @@ _NAMED: tuple[Pair, ...] = (
         value=shard.ReadRequest,
         message=parameter_service_pb2.ReadRequest,
         filled=frozenset({"max_wait", "payload"}),
+        reads={"encoding": special.read_encoding_for_variables},
+    ),
+    Pair(
+        value=weights.FetchRequest,
+        message=parameter_service_pb2.FetchWeightsRequest,
         reads={"encoding": special.read_encoding_for_variables},
     ),
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),

@@ -356,7 +356,7 @@ def read_encoding(message: parameter_service_pb2.PushHeader, _: Read) -> FloatEn
     return _ENCODINGS[message.encoding]
 
 
-def read_encoding_for_variables(message: parameter_service_pb2.ReadRequest, _: Read) -> FloatEncoding:
+def read_encoding_for_variables(message: Any, _: Read) -> FloatEncoding:
     """Decodes how variables are wanted; raises InvalidSpec if they cannot be sent like that."""
     if message.encoding not in _FOR_VARIABLES:
         raise no_encoding(message.encoding, tuple(_FOR_VARIABLES.values()), what="variables")

@@ -126,6 +126,10 @@ class Gate:
         """In a block: releases the lock and waits until `is_so()` is true. The code that makes it true must call `changed`."""
         self._lock.wait_for(is_so)
 
+    def wait_at_most(self, timeout_s: float, is_so: Callable[[], bool]) -> bool:
+        """In a block: does as `wait_for`, but not for longer than this; returns whether it is so."""
+        return self._lock.wait_for(is_so, timeout_s)
+
     def changed(self) -> None:
         """In a block: wakes all that wait in other blocks, so that they check again."""
         self._lock.notify_all()

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +21,9 @@ from ps_protocol.errors import (
     NotInitialized,
     PsError,
     ShuttingDown,
+    StepGone,
     StepMismatch,
+    StepNotReady,
     Superseded,
     Unavailable,
     VariableExists,
@@ -36,6 +39,7 @@ from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.history import History
 from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import (
+    MAX_WAIT_SLICE_S,
     Adoption,
     AdoptRequest,
     ApplyReply,
@@ -61,6 +65,7 @@ from ps_protocol.roles.shard import (
     ShardStatusRequest,
     ShutdownRequest,
 )
+from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_server.contributions.inbox import Contribution
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel, StepWork, difference
@@ -69,6 +74,7 @@ from ps_server.numbers.apply import ONE_THREAD, StripeRunner
 from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
 from ps_server.shard.checkpoints import Checkpoints, RunInBackground
 from ps_server.shard.encoded_variables import EncodedVariables
+from ps_server.shard.followed import FollowedWeights, StepCopy
 from ps_server.shard.gate import Gate
 from ps_server.shard.handles import Creation, OpenPush, Reading, RowReading
 from ps_server.shard.sharing import Claim, Sharing, Sharings
@@ -114,6 +120,7 @@ class Shard:
         self._history = ShardHistory(history, process_incarnation=process_incarnation)
         self._gate = Gate(self._name, budget=self.budget, clock=clock)
         self._encoded = EncodedVariables(self.budget)
+        self._followed = FollowedWeights(self.budget, clock=clock)
         self._sharings = Sharings(self._gate, segments, name=self._name)
         self._checkpoints = Checkpoints(
             _CheckpointSide(self),
@@ -143,6 +150,7 @@ class Shard:
             PrepareRequest: self._prepare_step,
             ApplyRequest: self.apply_step,
             ReadMetricsRequest: self._read_metrics,
+            FetchRequest: self._fetch,
             ShardStatusRequest: self._status,
             ShutdownRequest: self._shutdown,
         }
@@ -265,6 +273,7 @@ class Shard:
             self._gate.fences.refuse_from_now_on(reason)
             self._checkpoints.break_off_restore(ShuttingDown(f"{self._name} is shutting down: {reason}"))
             self._publish_locked()
+            self._gate.changed()
         self._gate.tell()
 
     # The chief's: every step
@@ -315,10 +324,35 @@ class Shard:
             self._say_nonfinite(num_nonfinite, before=model.num_nonfinite, step=request.step)
             model.finish_apply(request, work, num_nonfinite=num_nonfinite, checksums=checksums)
             self._history.applied(model, request, work)
+            self._followed.let_go_unused()
             self._last_apply_s = time.perf_counter() - started
             self._apply_s += self._last_apply_s
             self._num_applied += 1
             return ApplyReply(step=request.step + 1, repeated_request=False, checksums=checksums)
+
+    # Followers of the variables
+
+    def _fetch(self, request: FetchRequest) -> FetchReply:
+        with self._gate.admit(request.epoch):
+            model = self._model_locked(request.layout_hash)
+            least = (-1 if request.held_step is None else request.held_step + 1) if request.step is None else request.step
+            if model.step < least and request.max_wait_s:
+                fences = self._gate.fences
+
+                def is_there() -> bool:
+                    return self._model is not model or fences.served_epoch != request.epoch or model.step >= least
+
+                self._gate.wait_at_most(min(request.max_wait_s, MAX_WAIT_SLICE_S), is_there)
+                model = self._admitted_locked(request.epoch, request.layout_hash)
+            newest = model.step
+            if newest < least:
+                raise StepNotReady(f"{self._name}: step {least} has not been made yet, it is at step {newest}", facts={"step": str(newest)})
+            copy = None
+            with suppress(StepGone):  # followers may have a copy of it nevertheless
+                buffer = model.buffer(newest if request.step is None else request.step)
+                assert buffer.step is not None
+                copy = StepCopy(step=buffer.step, memory=buffer.memory, is_intact=model.watch(buffer))
+        return self._followed.answer(request, model=model, layout=model.spec.layout, copy=copy, newest_step=newest)
 
     # The workers': how the model begins
 

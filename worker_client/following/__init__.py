@@ -1,0 +1,4 @@
+"""Following the weights: whole steps of the dense variables, as they are made, for whoever generates, evaluates or serves.
+
+`follower`: what a program has, and the thread that fetches. `sources`: where weights come from. `follow`: from an address to a follower.
+"""

@@ -1,0 +1,496 @@
+"""A follower of weights: a thread fetches whole steps, the program takes them when it likes. Knows copies and a source; no transport."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Units
+from ps_protocol.errors import (
+    DeadlineExceeded,
+    InvalidSpec,
+    LimitExceeded,
+    MalformedMessage,
+    NotInitialized,
+    PsError,
+    ShuttingDown,
+    StepGone,
+    StepNotReady,
+    Unavailable,
+    VariableNotFound,
+)
+from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import shown
+from ps_protocol.model.variables import Array
+from ps_protocol.process.waiting import Wait, delays_s
+from ps_protocol.roles.weights import FetchReply, FetchRequest
+from ps_protocol.weights.copy import Transfer, WeightCopy, changed_places
+from ps_protocol.weights.words import Selection
+from worker_client.core.place import LOST
+from worker_client.following.sources import Followed, Source, Version
+
+log = logging.getLogger("lockstep.follow")
+
+# How long one call waits for the next step: less than the silence that is worth a warning.
+_POLL_S = 1.5
+# What was heard longer ago says nothing about how old the weights are.
+FRESH_S = 5.0
+_MAX_PAUSE_S = 1.0
+_LOOK_S = 0.1
+_CLOSE_WAIT_S = 2.0
+# Steps ahead that are aimed for, where they pass faster than all servers can be asked.
+_MAX_AHEAD = 1 << 16
+# So many targets of a program are known with what they have; of others everything is copied.
+_MAX_TARGETS = 8
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a variable: `Part("layers.0.qkv", index=np.s_[:64])` is what NumPy's basic indexing gives."""
+
+    name: str
+    index: Any = ()
+
+
+class _NothingYet(NotInitialized):
+    """There is no model to follow yet."""
+
+
+# What a slice is given to: a name, the part of the variable that is wanted under it, the slice, its bytes, and how they are encoded.
+PutSlice = Callable[[str, Part, VariableSlice, Array, FloatEncoding], None]
+
+
+class _Arrays:
+    """Arrays that the weights were copied into, by identity."""
+
+    def __init__(self, target: Mapping[str, Array]) -> None:
+        self._arrays = dict(target)
+
+    def are(self, target: Mapping[str, Array]) -> bool:
+        """Whether these are the very same arrays under the same names."""
+        return self._arrays.keys() == target.keys() and all(array is target[name] for name, array in self._arrays.items())
+
+
+class Follower:
+    """Whole steps of a cluster's dense variables, as they are made. Made by `follow()`, used as a context manager.
+
+    A thread fetches what changes, proves it by digests, and keeps one copy, as it travels. What a program sees changes only in its own
+    calls: `wait`, `into`. Never a mixture of two steps, and never a step whose bytes were not proved. For one thread of the program.
+    """
+
+    def __init__(self, source: Source, *, encoding: FloatEncoding, names: "Iterable[str] | Mapping[str, str | Part] | None" = None) -> None:
+        self._source, self._encoding = source, encoding
+        self._wanted = _parts(names)
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        # What the thread has, under the condition: copies of one step, or of none.
+        self._followed: Followed | None = None
+        self._copies: list[WeightCopy] = []
+        self._version: Version | None = None
+        self._newest_step, self._heard_at = 0, -FRESH_S
+        self._reason = f"{source.place} has not answered yet"
+        self._error: PsError | None = None
+        self._is_over = False
+        self.received_bytes = self.num_patches = self.num_wholes = self.num_mended = 0
+        self._ahead = 0
+        # What the program has.
+        self._taken: Version | None = None
+        self._arrays: dict[str, Array] | None = None
+        self._shown: dict[object, tuple[Array, ...]] = {}
+        self._thread = threading.Thread(target=self._run, name="lockstep-follow", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread and the connections, in 2 s at most. Idempotent."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._source.close()
+            self._thread.join(_CLOSE_WAIT_S)
+
+    # What a program asks
+
+    @property
+    def version(self) -> Version | None:
+        """The version that `wait` or `into` gave last; None before that."""
+        return self._taken
+
+    @property
+    def step(self) -> int | None:
+        """The step of the weights that `wait` or `into` gave last; None before that."""
+        return None if self._taken is None else self._taken.step
+
+    @property
+    def lag(self) -> int:
+        """How many steps the weights that the program has are behind the newest that was heard of."""
+        with self._changed:
+            return self._newest_step - self._taken.step if self._taken is not None else self._newest_step
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training has ended and its last step can be taken."""
+        with self._changed:
+            return self._is_over
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """The weights of `step` by name, read-only, in memory of the follower's own: the next `wait` changes them in place.
+
+        An encoded float32 variable is shown as float32. The first use waits for the first step, and takes the newest.
+        """
+        if self._arrays is None:
+            if self._version is None:
+                self.wait()
+            with self._changed:
+                self._arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._kinds().items()}
+                self._take()
+        return {name: _read_only(array) for name, array in self._arrays.items()}
+
+    def wait(self, *, max_lag: int | None = None, step: int | None = None, timeout_s: float | None = None) -> int:
+        """Blocks until there are weights, at most `max_lag` steps behind the newest, and at least of `step`; shows and returns their step.
+
+        None: whichever are there. With `max_lag` the cluster must have been heard of in the last 5 s. Once training has ended, returns the
+        last step. Says what it waits for after 2 s; raises DeadlineExceeded after `timeout_s`, and the error that ended the following.
+        """
+        wait = Wait("the follower waits for weights", timeout_s=timeout_s)
+        with self._changed:
+            while (reason := self._missing(max_lag, step)) is not None:
+                if self._error is not None:
+                    raise self._error
+                self._check_open()
+                if wait.left_s() == 0:
+                    raise DeadlineExceeded(f"no such weights after {timeout_s:g} s: {reason}")
+                wait.explain(reason)
+                left_s = wait.left_s()
+                self._changed.wait(_LOOK_S if left_s is None else min(_LOOK_S, left_s))
+            found = self._take()
+        return found.step
+
+    def into(self, target: Mapping[str, Array]) -> int:
+        """Copies the newest weights that are there into arrays of the caller's, by name; returns their step. All of one step, in one call.
+
+        Waits for the first step. `target` may leave names out; an array must have its variable's shape, and takes its values in its own
+        type. Only variables that have changed since the last call with this very `target` are copied: change them by `into` alone. Raises
+        VariableNotFound, InvalidSpec, and then has copied nothing.
+        """
+        if self._version is None:
+            self.wait()
+        with self._changed:
+            for name, array in target.items():
+                self._check_target(name, array)
+            self._show(target)
+            return self._take().step
+
+    def take(self, key: object, put: PutSlice) -> Version:
+        """Gives `put` all that has changed since the last call with this `key`, of one step; for adapters of frameworks."""
+        with self._changed:
+            if self._version is None:
+                raise NotInitialized(self._reason)
+            self._give(key, put)
+            return self._take()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each variable that is followed, by the name that it has here. Empty before the first step is there."""
+        with self._changed:
+            return {name: shape for name, (shape, _) in self._kinds().items()}
+
+    # -- what a program has
+
+    def _missing(self, max_lag: int | None, step: int | None) -> str | None:
+        """Returns what is missing for a wait; None: nothing."""
+        if self._version is None:
+            return self._reason
+        if self._is_over or (max_lag is None and step is None):
+            return None
+        at = self._version.step
+        if step is not None and at < step:
+            return f"step {step} is wanted and {at} is there; {self._reason}"
+        if max_lag is not None and time.monotonic() - self._heard_at > FRESH_S:
+            return f"nothing was heard of newer steps for {time.monotonic() - self._heard_at:.0f} s; {self._reason}"
+        if max_lag is not None and self._newest_step - at > max_lag:
+            return f"step {at} is there, {self._newest_step} the newest; {self._reason}"
+        return None
+
+    def _take(self) -> Version:
+        assert self._version is not None
+        taken, self._taken = self._taken, self._version
+        if taken is not None and (taken.life, taken.epoch) != self._version[:2]:
+            log.warning("the weights go from step %d to step %d: the cluster was rolled back or begun anew", taken.step, self._version.step)
+        if self._arrays is not None:
+            self._show(self._arrays)
+        return self._version
+
+    def _show(self, target: Mapping[str, Array]) -> None:
+        """Copies what has changed since the last call with these arrays."""
+
+        def put(name: str, part: Part, piece: VariableSlice, content: Array, encoding: FloatEncoding) -> None:
+            if name in target:
+                _put(target[name], part, piece, content, encoding)
+
+        # The arrays themselves, which are kept, and so cannot be others of the same identity.
+        key = next((key for key in self._shown if isinstance(key, _Arrays) and key.are(target)), None)
+        self._give(key or _Arrays(target), put)
+
+    def _give(self, key: object, put: PutSlice) -> None:
+        known = self._shown.pop(key, ())
+        for place, copy in enumerate(self._copies):
+            for at in changed_places(copy, known[place] if known else None):
+                piece = copy.selection.layout.slices[copy.selection.of[at]]
+                content, is_encoded = copy.selection.content_of(copy.words, at)
+                for name, part in self._names_of(piece.variable.name):
+                    put(name, part, piece, content, self._encoding if is_encoded else FloatEncoding.AS_IS)
+        # Of the targets that were used last.
+        self._shown[key] = tuple(copy.digests for copy in self._copies)
+        if len(self._shown) > _MAX_TARGETS:
+            del self._shown[next(iter(self._shown))]
+
+    def _names_of(self, variable: str) -> Iterable[tuple[str, Part]]:
+        if self._wanted is None:
+            return ((variable, Part(name=variable)),)
+        return [(name, part) for name, part in self._wanted.items() if part.name == variable]
+
+    def _kinds(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Returns shape and type of what is followed, by name."""
+        found = {}
+        for variable in self._followed.model.variables if self._followed is not None else ():
+            for name, part in self._names_of(variable.name) if not variable.is_sparse else ():
+                like = np.broadcast_to(np.empty((), variable.data_type.dtype), variable.shape)[part.index]
+                found[name] = like.shape, like.dtype
+        return found
+
+    def _check_target(self, name: str, array: Array) -> None:
+        kinds = self._kinds()
+        if name not in kinds:
+            raise VariableNotFound(f"{name!r} is not followed; followed are {shown(sorted(kinds))}")
+        if not isinstance(array, np.ndarray) or array.shape != kinds[name][0] or not array.flags.writeable:
+            raise InvalidSpec(f"{name!r}: want a writable array of shape {kinds[name][0]}, got {shown(array)}")
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("the follower is closed; open a new one with follow()")
+
+    # -- the thread
+
+    def _run(self) -> None:
+        pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
+        while not self._closed.is_set():
+            try:
+                self._round()
+                pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
+                continue
+            except StepNotReady:
+                continue  # it was waited for long enough for once
+            except StepGone as error:
+                self._ahead = min(max(1, 2 * self._ahead), _MAX_AHEAD)
+                self._heard(int(error.facts.get("step", 0)))
+                continue
+            except _NothingYet as error:
+                reason = error.message
+            except LOST as error:
+                reason = error.message
+                if not self._ask_for_place(error):
+                    return
+            except MalformedMessage as error:
+                log.warning("fetching all of the weights anew: %s", error.message)
+                reason = error.message
+                for copy in self._copies:
+                    copy.forget()
+            except (Unavailable, ShuttingDown, DeadlineExceeded, LimitExceeded) as error:
+                reason = error.message
+            except PsError as error:
+                self._end(error)
+                return
+            self._say(reason, is_over=self._source.is_over)
+            self._closed.wait(next(pauses))
+
+    def _round(self) -> None:
+        """Fetches one step from all shards, proves it, and puts it in the place of the one before."""
+        try:
+            followed = self._source.open()
+        except NotInitialized as error:
+            raise _NothingYet(error.message) from None
+        if followed is not self._followed:
+            self._begin(followed)
+        copies = self._copies
+        with_words = [index for index, copy in enumerate(copies) if copy.selection.num_words]
+        if not with_words:
+            raise InvalidSpec("none of the variables that are followed is dense: rows of tables are read by observe()")
+        received: dict[int, Transfer] = {}
+        try:
+            step = self._newest_step + self._ahead if self._ahead and followed.has_common_steps else None
+            first = with_words if step is not None or not followed.has_common_steps else with_words[:1]
+            self._receive({index: self._request(index, step=step, max_wait_s=_POLL_S) for index in first}, received)
+            rest = [index for index in with_words if index not in received]
+            if rest:
+                step = received[first[0]].first.step
+                self._receive({index: self._request(index, step=step, max_wait_s=_POLL_S) for index in rest}, received)
+        except StepNotReady as error:
+            self._heard(int(error.facts.get("step", 0)))
+            if self._source.is_over:
+                self._say("training has ended", is_over=True)
+            raise
+        updates = {index: copies[index].prepare(transfer) for index, transfer in received.items()}
+        for index, update in updates.items():
+            if update.wrong:
+                self._mend(index, copies[index], update)
+        with self._changed:
+            for index, update in updates.items():
+                copies[index].put(update)
+            self._version = Version(followed.life, followed.epoch, min(update.step for update in updates.values()))
+            self._reason = "no later step has been made"
+            self._changed.notify_all()
+        self._ahead //= 2
+        self._source.report(step=self._version.step, received_bytes=self.received_bytes)
+
+    def _begin(self, followed: Followed) -> None:
+        for name in {part.name for part in self._wanted.values()} if self._wanted is not None else ():
+            variable = next((one for one in followed.model.variables if one.name == name), None)
+            if variable is None:
+                raise VariableNotFound(
+                    f"the model has no variable {name!r}; it has {shown([one.name for one in followed.model.variables])}"
+                )
+            if variable.is_sparse:
+                raise InvalidSpec(f"{name!r} is a table: only dense variables are followed; read its rows by observe()")
+        selections = []
+        for layout in followed.layouts:
+            chosen = [at for at, piece in enumerate(layout.slices) if [*self._names_of(piece.variable.name)]]
+            selections.append(Selection(layout, self._encoding, chosen))
+        split = {piece.variable.name for layout in followed.layouts for piece in layout.slices if not piece.is_whole}
+        for part in self._wanted.values() if self._wanted is not None else ():
+            if part.name in split and part.index != ():
+                raise InvalidSpec(f"{part.name!r} is split over servers: follow all of it, and index the array")
+        with self._changed:
+            is_same = self._followed is not None and [one.hash for one in self._followed.layouts] == [one.hash for one in followed.layouts]
+            if is_same:
+                # What is shown stays until a step of the new epoch is there.
+                for copy in self._copies:
+                    copy.forget()
+            else:
+                if self._version is not None:
+                    log.warning("the cluster has another model or another number of servers now; the weights are fetched anew")
+                self._copies = [WeightCopy(selection) for selection in selections]
+                self._version, self._arrays = None, None
+                self._shown.clear()
+            if self._followed is None or followed.epoch != self._followed.epoch:
+                self._newest_step = 0
+            self._followed = followed
+
+    def _request(self, index: int, *, step: int | None, max_wait_s: float = 0.0, slices: tuple[int, ...] | None = None) -> FetchRequest:
+        assert self._followed is not None
+        copy = self._copies[index]
+        chosen = () if copy.selection.is_whole else copy.selection.of
+        return FetchRequest(
+            epoch=self._followed.epoch,
+            layout_hash=self._followed.layouts[index].hash,
+            encoding=self._encoding,
+            step=step,
+            held_step=copy.step if slices is None else None,
+            slices=chosen if slices is None else slices,
+            max_wait_s=max_wait_s,
+        )
+
+    def _receive(self, requests: Mapping[int, FetchRequest], received: dict[int, Transfer]) -> None:
+        """Fetches all pages of some answers, all shards at once."""
+        transfers = {index: Transfer(request) for index, request in requests.items()}
+        while pending := {index: transfer.request for index, transfer in transfers.items() if not transfer.is_whole}:
+            for index, reply in self._source.fetch(pending).items():
+                is_first = transfers[index].request.offset == 0
+                self._count(transfers[index].take(reply), reply, is_first=is_first)
+        received |= transfers
+
+    def _count(self, num_bytes: int, reply: FetchReply, *, is_first: bool) -> None:
+        self.received_bytes += num_bytes
+        self.num_patches += is_first and reply.is_patch
+        self.num_wholes += is_first and not reply.is_patch
+        self._heard(reply.newest_step)
+
+    def _mend(self, index: int, copy: WeightCopy, update: Any) -> None:
+        """Fetches slices whole that would differ from the source's."""
+        slices = tuple(copy.selection.of[place] for place in update.wrong)
+        names = sorted({copy.selection.layout.slices[at].variable.name for at in slices})
+        log.warning("ps %d: %s differ from what the server has at step %d; fetching them whole", index, shown(names), update.step)
+        received: dict[int, Transfer] = {}
+        self._receive({index: self._request(index, step=update.step, slices=slices)}, received)
+        copy.mend(update, received[index])
+        self.num_mended += len(slices)
+
+    def _heard(self, newest_step: int) -> None:
+        with self._changed:
+            self._newest_step, self._heard_at = max(self._newest_step, newest_step), time.monotonic()
+            self._changed.notify_all()
+
+    def _ask_for_place(self, error: PsError) -> bool:
+        """Asks what has become of the place, which may be another one then; False: the following has ended."""
+        try:
+            self._source.lost(error)
+        except (Unavailable, DeadlineExceeded, NotInitialized) as failure:
+            self._say(failure.message)
+        except PsError as failure:
+            self._end(failure)
+            return False
+        return not self._closed.is_set()
+
+    def _say(self, reason: str, *, is_over: bool = False) -> None:
+        with self._changed:
+            self._reason, self._is_over = reason, self._is_over or is_over
+            self._changed.notify_all()
+
+    def _end(self, error: PsError) -> None:
+        with self._changed:
+            if not self._closed.is_set():
+                self._error = error.with_traceback(None)
+            self._changed.notify_all()
+
+
+def _parts(names: "Iterable[str] | Mapping[str, str | Part] | None") -> dict[str, Part] | None:
+    if names is None:
+        return None
+    if isinstance(names, str):
+        raise InvalidSpec(f"names: got the str {names!r}, want several names, for example [{names!r}]")
+    if not isinstance(names, Mapping):
+        names = {name: name for name in names}
+    found = {name: part if isinstance(part, Part) else Part(name=part) for name, part in names.items()}
+    for name, part in found.items():
+        if not isinstance(name, str) or not isinstance(part.name, str):
+            raise InvalidSpec(f"names: got {shown(names)}, want names of variables, or a dict from a name here to one there or to a Part")
+    if not found:
+        raise InvalidSpec("names: there are none; leave it out to follow all variables")
+    return found
+
+
+def _put(target: Array, part: Part, piece: VariableSlice, content: Array, encoding: FloatEncoding) -> None:
+    """Writes a slice's values to where they lie in a target that has the part of the variable."""
+    values = decoded(content, piece, encoding)
+    if piece.is_whole:
+        np.copyto(target, values[part.index], casting="unsafe")
+    else:
+        np.copyto(np.moveaxis(np.moveaxis(target, piece.axis, 0)[piece.start : piece.stop], 0, piece.axis), values, casting="unsafe")
+
+
+def decoded(content: Array, piece: VariableSlice, encoding: FloatEncoding) -> Array:
+    """Returns the values that a slice's bytes stand for, in its shape."""
+    dtype = piece.variable.data_type.dtype
+    coding = FORMATS[encoding].coding
+    if not isinstance(coding, Units):
+        return content.view(dtype).reshape(piece.shape)
+    values = np.empty(content.nbytes // coding.element_bytes, np.float32)
+    coding.decode(content, values)
+    return values.reshape(piece.shape)
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,138 @@
+"""Where a follower's weights come from: the parameter servers of a cluster. Knows the seams to chief and shards; no words of an arena."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ps_protocol.errors import NotInitialized, PsError
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.process.waiting import Wait
+from ps_protocol.roles.chief import ClusterState, GetModelRequest, ModelState, Participant, Registration
+from ps_protocol.roles.shard import Shard
+from ps_protocol.roles.weights import FetchReply, FetchRequest
+from worker_client.cluster.chief import ChiefLink
+from worker_client.core.sides import run
+from worker_client.model.memory import arranged
+from worker_client.session.membership import Membership
+
+
+class Version(NamedTuple):
+    """Which weights these are. Larger ones are newer within one life of the cluster; a rollback makes the epoch larger, not the step."""
+
+    life: int
+    epoch: int
+    step: int
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Followed:
+    """What a source has: the model, how each shard's part lies, and the life and epoch in which its steps count.
+
+    `has_common_steps` False: each shard has steps of its own.
+    """
+
+    model: ModelSpec
+    layouts: Sequence[Layout]
+    life: int
+    epoch: int
+    has_common_steps: bool
+
+
+class Source(Protocol):
+    """See ClusterSource, which is one. For one thread."""
+
+    @property
+    def place(self) -> str:
+        """What it is, for texts."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more steps will come."""
+
+    def open(self) -> Followed:
+        """Returns what is there; the same object until that changes. Raises NotInitialized, whose words say what is waited for."""
+
+    def fetch(self, requests: Mapping[int, FetchRequest]) -> Mapping[int, FetchReply]:
+        """Returns one answer of each of these shards."""
+
+    def lost(self, error: PsError) -> None:
+        """Takes note that a place was lost, as by a rollback; returns when there is another, or raises the error."""
+
+    def report(self, *, step: int | None, received_bytes: int) -> None:
+        """Takes note of what the follower has, for the cluster's status."""
+
+    def close(self) -> None:
+        """Ends the connections, and calls under way. For any thread."""
+
+
+class ClusterSource:
+    """Implements Source: a cluster that is being trained, as an observer has it."""
+
+    def __init__(self, link: ChiefLink, registration: Registration) -> None:
+        self._member = Membership(link, registration, what="the follower", renewal="follow()")
+        self._opened: tuple[Participant, Followed] | None = None
+
+    @property
+    def place(self) -> str:
+        """The chief."""
+        return f"the cluster of the chief at {self._member.link.address or 'this process'}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training is finished, as the chief has said."""
+        return self._member.is_finished
+
+    def open(self) -> Followed:
+        """Asks the chief for the model, unless it is known."""
+        member = self._member
+        if self._opened is not None and self._opened[0] is member.participant:
+            return self._opened[1]
+        participant = member.participant
+        agreed = member.link.ask(GetModelRequest(max_wait_s=1.0), what="the model")
+        status = member.status(max_ledger_entries=0)
+        if agreed.state is not ModelState.READY or agreed.model is None:
+            if status.state is ClusterState.FINISHED:
+                raise NotInitialized("training ended before any worker gave the model its first values; there is nothing to follow")
+            raise NotInitialized("the model has no values yet: the first worker to join gives them")
+        shards = member.shards()
+        layouts = arranged(agreed.model, agreed.placement, num_shards=len(shards))
+        shards.tell_layouts(layouts)
+        followed = Followed(
+            model=agreed.model,
+            layouts=layouts,
+            life=participant.era.life,
+            epoch=participant.era.epoch,
+            has_common_steps=status.policy.has_common_steps,
+        )
+        self._opened = participant, followed
+        return followed
+
+    def fetch(self, requests: Mapping[int, FetchRequest]) -> Mapping[int, FetchReply]:
+        """Asks these shards at once."""
+
+        def ask(index: int, shard: Shard, timeout_s: float) -> FetchReply | None:
+            return shard.call(requests[index], timeout_s=timeout_s) if index in requests else None
+
+        found = self._member.shards().each("fetch the weights", ask)
+        return {index: reply for index, reply in enumerate(found) if reply is not None}
+
+    def lost(self, error: PsError) -> None:
+        """Asks the chief what has become of the place."""
+        self._opened = None
+        member = self._member
+        run(
+            member.place.await_other(
+                member.registration,
+                error,
+                Wait("the follower asks what has become of its servers", timeout_s=member.link.transport.timeout_s),
+            )
+        )
+
+    def report(self, *, step: int | None, received_bytes: int) -> None:
+        """Has the next heartbeat say it."""
+        self._member.traffic.received_bytes = received_bytes
+
+    def close(self) -> None:
+        """Leaves the cluster."""
+        self._member.leave("")
