@@ -29,6 +29,8 @@ _IN_VAIN, _IN_VAIN_S = 20, 30.0
 _SLOW_SHARE, _LEAST_STEPS, _MOST_STEPS = 0.6, 20, 200
 # Others wait for it, if they do so during at least this part of the time.
 _WAITED_SHARE = 0.05
+# A follower that has been behind for so long does not keep up, or does not take what it has.
+_BEHIND_S = 10.0
 # What tells that a server's process has ended, rather than that it is stopped or cut off.
 _ENDED = ("connection refused", "no such socket", "connection lost")
 
@@ -539,6 +541,23 @@ def _applying(scene: Scene) -> Said | None:
     return Said(scene.wait(f"the servers to apply step {at.policy.step}")) if at.policy.is_complete else None
 
 
+def _follower_behind(scene: Scene) -> Said | None:
+    behind = [
+        (report, member)
+        for member in scene.at.members.observers()
+        if member.is_live and (report := member.follower) is not None and report.behind_s >= _BEHIND_S
+    ]
+    if not behind:
+        return None
+    report, worst = max(behind, key=lambda one: one[0].behind_s)
+    verb = "lags" if len(behind) == 1 else "lag"
+    return Said(
+        f"{named('observer', [member.index for _, member in behind]).capitalize()} {verb} behind the newest weights",
+        f"Those of observer {worst.index} ({worst.where}) have been behind for {whole(report.behind_s)}, by {counted(report.lag, 'step')}"
+        " when it was heard: see whether it takes them (wait, into), or whether its link is too slow for each step.",
+    )
+
+
 def _training(scene: Scene) -> Said | None:
     """Holds where no step is waited for, or each contribution is one."""
     at = scene.at
@@ -609,6 +628,7 @@ ROWS: tuple[Row, ...] = (
     Row("saving", Level.GREEN, _saving, is_standstill=True),
     Row("waiting", Level.GREEN, _waiting, is_standstill=True),
     Row("applying", Level.GREEN, _applying, is_standstill=True),
+    Row("follower behind", Level.AMBER, _follower_behind),
     Row("slow worker", Level.GREEN, _slow_worker),
     Row("training", Level.GREEN, _training),
 )

@@ -31,6 +31,7 @@ def cluster_families(status: ClusterStatus, totals: StepTotals) -> Iterator[Fami
     yield from _servers(status.shards[:MAX_INDEXED])
     observers = [one for one in status.participants if one.kind is ParticipantKind.OBSERVER]
     yield _processor_time(status, workers[:MAX_INDEXED], observers[:MAX_INDEXED])
+    yield from _followers(observers[:MAX_INDEXED])
 
 
 def _training(status: ClusterStatus, totals: StepTotals) -> Iterator[Family]:
@@ -110,6 +111,30 @@ def _workers(workers: Sequence[ParticipantStatus]) -> Iterator[Family]:
     yield counter("lockstep_worker_received_bytes_total", words, *((where, traffic.received_bytes) for where, traffic in moved))
     counts = [(f'{{{name},outcome="{outcome}"}}', count(one)) for name, one in named for outcome, count in _OUTCOMES]
     yield counter("lockstep_worker_contributions_total", "Contributions of the worker by what became of them", *counts)
+
+
+def _followers(observers: Sequence[ParticipantStatus]) -> Iterator[Family]:
+    found = [
+        (labels(observer=str(one.index)), one.traffic, one.traffic.follower)
+        for one in observers
+        if one.state == "live" and one.traffic is not None and one.traffic.follower is not None
+    ]
+    steps = [(where, report.step) for where, _, report in found if report.step is not None]
+    yield gauge("lockstep_follower_step", "Step of the weights that the follower has, as last reported", *steps)
+    lags = [(where, report.lag) for where, _, report in found]
+    yield gauge("lockstep_follower_lag_steps", "Steps that those weights are behind the newest, as last reported", *lags)
+    behind = [(where, round(report.behind_s, 3)) for where, _, report in found]
+    yield gauge("lockstep_follower_behind_seconds", "Time for which the follower has been behind the newest step", *behind)
+    received = [(where, traffic.received_bytes) for where, traffic, _ in found]
+    yield counter("lockstep_follower_received_bytes_total", "Bytes of weights that the follower has received", *received)
+    wholes = [(where, report.whole_bytes) for where, _, report in found]
+    yield gauge("lockstep_follower_whole_bytes", "Bytes of all the weights that it follows, as they travel", *wholes)
+    kinds = [
+        (f'{where[:-1]},kind="{kind}"}}', count)
+        for where, _, one in found
+        for kind, count in (("patch", one.num_patches), ("whole", one.num_wholes))
+    ]
+    yield counter("lockstep_follower_answers_total", "Answers of parameter servers to the follower, by kind", *kinds)
 
 
 def _servers(shards: Sequence[ServerStatus]) -> Iterator[Family]:

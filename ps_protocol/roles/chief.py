@@ -293,11 +293,28 @@ class RegisterRequest:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerReport:
+    """What a follower of the weights has, by its own count.
+
+    `step`: of the weights that its program has, or, before it has taken any, of those that were fetched. `lag`: how many steps that is
+    behind the newest that it had heard of, and `behind_s` for how long it has been behind. `num_patches`, `num_wholes`: answers of servers
+    by their kind. `whole_bytes`: what all of the weights take.
+    """
+
+    step: int | None = None
+    lag: int = 0
+    behind_s: float = 0.0
+    num_patches: int = 0
+    num_wholes: int = 0
+    whole_bytes: int = 0
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTraffic:
     """The processor time and bytes that a worker has used since it joined, by its own count.
 
     Through shared memory no bytes move. `received_bytes`: as they lie in its memory. `reading_s`: how long it took to read variables,
-    `num_reads` times. `cpu_s`: processor time of its process, of all threads.
+    `num_reads` times. `cpu_s`: processor time of its process, of all threads. `follower`: what it follows, if it does.
     """
 
     sent_bytes: int = 0
@@ -305,6 +322,7 @@ class WorkerTraffic:
     num_reads: int = 0
     reading_s: float = 0.0
     cpu_s: float = 0.0
+    follower: FollowerReport | None = None
 
     def __post_init__(self) -> None:
         for name, seconds in (("reading", self.reading_s), ("processor time", self.cpu_s)):

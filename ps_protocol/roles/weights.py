@@ -5,6 +5,7 @@ from typing import ClassVar
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.roles.fence import Era
 from ps_protocol.roles.request import READERS, asks
 from ps_protocol.roles.shard import MAX_STEP
 
@@ -35,7 +36,7 @@ class FetchRequest:
     empty: all. `offset`: of the page's first byte; pages after the first must name the step of the first.
     """
 
-    epoch: int
+    era: Era
     layout_hash: str
     encoding: FloatEncoding = FloatEncoding.AS_IS
     step: int | None = None

@@ -176,18 +176,36 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ...) -> None: ...
 
 class WorkerTraffic(_message.Message):
-    __slots__ = ("sent_bytes", "received_bytes", "num_reads", "reading", "cpu")
+    __slots__ = ("sent_bytes", "received_bytes", "num_reads", "reading", "cpu", "follower")
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_READS_FIELD_NUMBER: _ClassVar[int]
     READING_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
     sent_bytes: int
     received_bytes: int
     num_reads: int
     reading: _duration_pb2.Duration
     cpu: _duration_pb2.Duration
-    def __init__(self, sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., num_reads: _Optional[int] = ..., reading: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    follower: FollowerReport
+    def __init__(self, sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., num_reads: _Optional[int] = ..., reading: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., follower: _Optional[_Union[FollowerReport, _Mapping]] = ...) -> None: ...
+
+class FollowerReport(_message.Message):
+    __slots__ = ("step", "lag", "behind", "num_patches", "num_wholes", "whole_bytes")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    NUM_PATCHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WHOLES_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    lag: int
+    behind: _duration_pb2.Duration
+    num_patches: int
+    num_wholes: int
+    whole_bytes: int
+    def __init__(self, step: _Optional[int] = ..., lag: _Optional[int] = ..., behind: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_patches: _Optional[int] = ..., num_wholes: _Optional[int] = ..., whole_bytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("end",)

@@ -250,8 +250,8 @@ class ReadRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slot: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
 
 class FetchWeightsRequest(_message.Message):
-    __slots__ = ("epoch", "layout_hash", "encoding", "step", "held_step", "slices", "offset", "max_wait")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("era", "layout_hash", "encoding", "step", "held_step", "slices", "offset", "max_wait")
+    ERA_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -259,7 +259,7 @@ class FetchWeightsRequest(_message.Message):
     SLICES_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
+    era: _tensor_pb2.Era
     layout_hash: str
     encoding: FloatEncoding
     step: int
@@ -267,7 +267,7 @@ class FetchWeightsRequest(_message.Message):
     slices: _containers.RepeatedScalarFieldContainer[int]
     offset: int
     max_wait: _duration_pb2.Duration
-    def __init__(self, epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., step: _Optional[int] = ..., held_step: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., step: _Optional[int] = ..., held_step: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class FetchWeightsResponse(_message.Message):
     __slots__ = ("step", "newest_step", "is_patch", "num_bytes", "content", "digests")

@@ -88,7 +88,8 @@ class WeightCopy:
             digests = selection.digests(words)
             return Update(step=reply.step, digests=digests, wrong=_wrong(digests, proof), words=words)
         patch = decode_patch(received.content.data, num_words=selection.num_words)
-        digests = self.digests.copy()
+        # Of the words that are there, so that one that was damaged since is noticed, too.
+        digests = selection.digests(self.words)
         selection.add_changes(digests, patch.positions, self.words[patch.positions], patch.values)
         return Update(step=reply.step, digests=digests, wrong=_wrong(digests, proof), patch=patch)
 

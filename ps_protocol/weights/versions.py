@@ -28,12 +28,18 @@ _MAX_SELECTIONS = 64
 
 @light_dataclass(slots=True, kw_only=True, eq=False)
 class _Copy:
-    """A whole copy at a step. `leased_until`: when readers of all of it may be gone."""
+    """A whole copy at a step. `num_readers`: those who fetch all of it, as far as is known; until `leased_until` it is kept for them."""
 
     step: int
     words: Array
     digests: Array
+    num_readers: int = 0
     leased_until: float = 0.0
+
+    def count_reader(self, *, is_first: bool, is_last: bool, now: float) -> None:
+        """Counts a page of it that is given out."""
+        self.num_readers = max(0, self.num_readers + is_first - is_last)
+        self.leased_until = now + WHOLE_LEASE_S if self.num_readers else now
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +75,7 @@ class WeightVersions:
         self._messages: OrderedDict[tuple[int | None, int, tuple[int, ...]], bytes] = OrderedDict()
 
     def take(self, step: int, fill: Callable[[Array], object], *, now: float) -> None:
-        """Makes a copy at a later step the newest. `fill` fills its bytes. Raises what `fill` and `allocate` raise, and changes nothing then."""
+        """Makes a copy at a later step the newest; `fill` fills its bytes. What it or `allocate` raises changes nothing."""
         if self._spare is None:
             self._spare = self._allocate(self._nbytes)
         fill(self._spare)
@@ -95,9 +101,9 @@ class WeightVersions:
         found = self._as_patch(request, selection)
         if found is None:
             copy = self._whole(request.step)
-            copy.leased_until = now + WHOLE_LEASE_S
             step, digests = copy.step, copy.digests
             content = self._whole_of(copy, selection)
+            copy.count_reader(is_first=request.offset == 0, is_last=request.offset + PAGE_BYTES >= len(content), now=now)
             self.num_wholes += request.offset == 0
         else:
             step, digests, message = found

@@ -13,7 +13,7 @@ from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, In
 from ps_protocol.roles.accumulators import AccumulatorCreation, AccumulatorSpec, AccumulatorStatus, AccumulatorStatusRequest, CreateAccumulatorRequest, DeleteAccumulatorRequest, GradientHeader, GradientReply, Reduction, SetAccumulatorStepRequest, TakeRequest
 from ps_protocol.roles.board import BoardRequest, FoundHeader, Key, PostHeader
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
-from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, ClusterStatusRequest, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
+from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, ClusterStatusRequest, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, FollowerReport, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
@@ -693,7 +693,7 @@ def read_ReadRequest(message: Any) -> ReadRequest:
 
 
 def write_FetchRequest(value: FetchRequest, message: Any) -> None:
-    message.epoch = value.epoch
+    write_Era(value.era, message.era)
     message.layout_hash = value.layout_hash
     message.encoding = _FloatEncoding_NUMBERS[value.encoding]
     if (one := value.step) is not None:
@@ -709,7 +709,7 @@ def write_FetchRequest(value: FetchRequest, message: Any) -> None:
 
 def read_FetchRequest(message: Any) -> FetchRequest:
     return FetchRequest(
-        epoch=message.epoch,
+        era=read_Era(message.era) if message.HasField("era") else fields.missing(message, "era"),
         layout_hash=message.layout_hash,
         encoding=special.read_encoding_for_variables(message, READ),
         step=message.step if message.HasField("step") else None,
@@ -1069,6 +1069,28 @@ def read_RegisterRequest(message: Any) -> RegisterRequest:
     )
 
 
+def write_FollowerReport(value: FollowerReport, message: Any) -> None:
+    if (one := value.step) is not None:
+        message.step = one
+    message.lag = value.lag
+    if (one := value.behind_s) != 0.0:
+        fields.write_duration(one, message.behind)
+    message.num_patches = value.num_patches
+    message.num_wholes = value.num_wholes
+    message.whole_bytes = value.whole_bytes
+
+
+def read_FollowerReport(message: Any) -> FollowerReport:
+    return FollowerReport(
+        step=message.step if message.HasField("step") else None,
+        lag=message.lag,
+        behind_s=fields.decode_duration(message.behind, field="behind") if message.HasField("behind") else 0.0,
+        num_patches=message.num_patches,
+        num_wholes=message.num_wholes,
+        whole_bytes=message.whole_bytes,
+    )
+
+
 def write_WorkerTraffic(value: WorkerTraffic, message: Any) -> None:
     message.sent_bytes = value.sent_bytes
     message.received_bytes = value.received_bytes
@@ -1077,6 +1099,8 @@ def write_WorkerTraffic(value: WorkerTraffic, message: Any) -> None:
         fields.write_duration(one, message.reading)
     if (one := value.cpu_s) != 0.0:
         fields.write_duration(one, message.cpu)
+    if (one := value.follower) is not None:
+        write_FollowerReport(one, message.follower)
 
 
 def read_WorkerTraffic(message: Any) -> WorkerTraffic:
@@ -1086,6 +1110,7 @@ def read_WorkerTraffic(message: Any) -> WorkerTraffic:
         num_reads=message.num_reads,
         reading_s=fields.decode_duration(message.reading, field="reading") if message.HasField("reading") else 0.0,
         cpu_s=fields.decode_duration(message.cpu, field="cpu") if message.HasField("cpu") else 0.0,
+        follower=read_FollowerReport(message.follower) if message.HasField("follower") else None,
     )
 
 
@@ -2516,6 +2541,7 @@ WRITE: dict[type, Any] = {
     ReplicaState: write_ReplicaState,
     Participant: write_Participant,
     RegisterRequest: write_RegisterRequest,
+    FollowerReport: write_FollowerReport,
     WorkerTraffic: write_WorkerTraffic,
     LeaseRangesRequest: write_LeaseRangesRequest,
     Registration: write_Registration,
@@ -2641,6 +2667,7 @@ READ: dict[type, Any] = {
     ReplicaState: read_ReplicaState,
     Participant: read_Participant,
     RegisterRequest: read_RegisterRequest,
+    FollowerReport: read_FollowerReport,
     WorkerTraffic: read_WorkerTraffic,
     LeaseRangesRequest: read_LeaseRangesRequest,
     Registration: read_Registration,
@@ -2766,6 +2793,7 @@ MESSAGE: dict[type, Any] = {
     ReplicaState: parameter_service_pb2.ReplicaState,
     Participant: chief_service_pb2.Participant,
     RegisterRequest: chief_service_pb2.RegisterWorkerRequest,
+    FollowerReport: chief_service_pb2.FollowerReport,
     WorkerTraffic: chief_service_pb2.WorkerTraffic,
     LeaseRangesRequest: chief_service_pb2.LeaseRangesRequest,
     Registration: chief_service_pb2.RegisterWorkerResponse,

@@ -171,6 +171,7 @@ _NAMED: tuple[Pair, ...] = (
     # The chief.
     Pair(value=chief.Participant, message=chief_service_pb2.Participant, label="participant", is_kept=True),
     Pair(value=chief.RegisterRequest, message=chief_service_pb2.RegisterWorkerRequest, check=special.check_register_request),
+    Pair(value=chief.FollowerReport, message=chief_service_pb2.FollowerReport),
     Pair(value=chief.WorkerTraffic, message=chief_service_pb2.WorkerTraffic),
     Pair(value=chief.LeaseRangesRequest, message=chief_service_pb2.LeaseRangesRequest, check=special.check_lease),
     Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse, check=special.check_registration),

@@ -333,17 +333,20 @@ class Shard:
     # Followers of the variables
 
     def _fetch(self, request: FetchRequest) -> FetchReply:
-        with self._gate.admit(request.epoch):
+        fences = self._gate.fences
+        with self._gate.admit(request.era.epoch):
+            # Else the weights of a cluster that began anew would be taken for later ones of the one before.
+            fences.check_era(request.era)
             model = self._model_locked(request.layout_hash)
             least = (-1 if request.held_step is None else request.held_step + 1) if request.step is None else request.step
             if model.step < least and request.max_wait_s:
-                fences = self._gate.fences
 
                 def is_there() -> bool:
-                    return self._model is not model or fences.served_epoch != request.epoch or model.step >= least
+                    return self._model is not model or fences.served_epoch != request.era.epoch or model.step >= least
 
                 self._gate.wait_at_most(min(request.max_wait_s, MAX_WAIT_SLICE_S), is_there)
-                model = self._admitted_locked(request.epoch, request.layout_hash)
+                model = self._admitted_locked(request.era.epoch, request.layout_hash)
+                fences.check_era(request.era)
             newest = model.step
             if newest < least:
                 raise StepNotReady(f"{self._name}: step {least} has not been made yet, it is at step {newest}", facts={"step": str(newest)})

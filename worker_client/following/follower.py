@@ -4,7 +4,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +20,6 @@ from ps_protocol.errors import (
     PsError,
     ShuttingDown,
     StepGone,
-    StepNotReady,
     Unavailable,
     VariableNotFound,
 )
@@ -29,9 +28,10 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait, delays_s
+from ps_protocol.roles.chief import FollowerReport
 from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.weights.copy import Transfer, WeightCopy, changed_places
-from ps_protocol.weights.words import Selection
+from ps_protocol.weights.words import WORD_BYTES, Selection
 from worker_client.core.place import LOST
 from worker_client.following.sources import Followed, Source, Version
 
@@ -39,6 +39,8 @@ log = logging.getLogger("lockstep.follow")
 
 # How long one call waits for the next step: less than the silence that is worth a warning.
 _POLL_S = 1.5
+# Where servers have steps of their own, one that has none is not waited for longer, for the others' sake.
+_SHORT_POLL_S = 0.1
 # What was heard longer ago says nothing about how old the weights are.
 FRESH_S = 5.0
 _MAX_PAUSE_S = 1.0
@@ -50,7 +52,7 @@ _MAX_AHEAD = 1 << 16
 _MAX_TARGETS = 8
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True)
 class Part:
     """A part of a variable: `Part("layers.0.qkv", index=np.s_[:64])` is what NumPy's basic indexing gives."""
 
@@ -99,6 +101,7 @@ class Follower:
         self._is_over = False
         self.received_bytes = self.num_patches = self.num_wholes = self.num_mended = 0
         self._ahead = 0
+        self._behind_since: float | None = None
         # What the program has.
         self._taken: Version | None = None
         self._arrays: dict[str, Array] | None = None
@@ -286,12 +289,11 @@ class Follower:
     def _run(self) -> None:
         pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
         while not self._closed.is_set():
+            self._source.report(self._report(), received_bytes=self.received_bytes)
             try:
                 self._round()
                 pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
                 continue
-            except StepNotReady:
-                continue  # it was waited for long enough for once
             except StepGone as error:
                 self._ahead = min(max(1, 2 * self._ahead), _MAX_AHEAD)
                 self._heard(int(error.facts.get("step", 0)))
@@ -312,8 +314,26 @@ class Follower:
             except PsError as error:
                 self._end(error)
                 return
+            except RuntimeError:
+                if self._closed.is_set():
+                    return  # the source was closed meanwhile
+                raise
             self._say(reason, is_over=self._source.is_over)
             self._closed.wait(next(pauses))
+
+    def _report(self) -> FollowerReport:
+        with self._changed:
+            version, now = self._taken or self._version, time.monotonic()
+            lag = 0 if version is None else max(0, self._newest_step - version.step)
+            self._behind_since = (self._behind_since or now) if lag else None
+            return FollowerReport(
+                step=None if version is None else version.step,
+                lag=lag,
+                behind_s=now - self._behind_since if self._behind_since is not None else 0.0,
+                num_patches=self.num_patches,
+                num_wholes=self.num_wholes,
+                whole_bytes=sum(copy.selection.num_words for copy in self._copies) * WORD_BYTES,
+            )
 
     def _round(self) -> None:
         """Fetches one step from all shards, proves it, and puts it in the place of the one before."""
@@ -327,20 +347,14 @@ class Follower:
         with_words = [index for index, copy in enumerate(copies) if copy.selection.num_words]
         if not with_words:
             raise InvalidSpec("none of the variables that are followed is dense: rows of tables are read by observe()")
-        received: dict[int, Transfer] = {}
-        try:
-            step = self._newest_step + self._ahead if self._ahead and followed.has_common_steps else None
-            first = with_words if step is not None or not followed.has_common_steps else with_words[:1]
-            self._receive({index: self._request(index, step=step, max_wait_s=_POLL_S) for index in first}, received)
-            rest = [index for index in with_words if index not in received]
-            if rest:
-                step = received[first[0]].first.step
-                self._receive({index: self._request(index, step=step, max_wait_s=_POLL_S) for index in rest}, received)
-        except StepNotReady as error:
-            self._heard(int(error.facts.get("step", 0)))
+        if followed.has_common_steps:
+            received = self._receive_step(with_words)
+        else:
+            received = self._receive({index: self._request(index, step=None, max_wait_s=_SHORT_POLL_S) for index in with_words})
+        if not received:
             if self._source.is_over:
                 self._say("training has ended", is_over=True)
-            raise
+            return
         updates = {index: copies[index].prepare(transfer) for index, transfer in received.items()}
         for index, update in updates.items():
             if update.wrong:
@@ -348,11 +362,25 @@ class Follower:
         with self._changed:
             for index, update in updates.items():
                 copies[index].put(update)
-            self._version = Version(followed.life, followed.epoch, min(update.step for update in updates.values()))
+            steps = [copies[index].step or 0 for index in with_words if copies[index].step is not None]
+            if len(steps) == len(with_words):
+                self._version = Version(followed.era.life, followed.era.epoch, min(steps))
             self._reason = "no later step has been made"
             self._changed.notify_all()
         self._ahead //= 2
-        self._source.report(step=self._version.step, received_bytes=self.received_bytes)
+
+    def _receive_step(self, indices: Sequence[int]) -> dict[int, Transfer]:
+        """Fetches one step from all shards, which the first of them names unless steps pass too fast; nothing if there is none."""
+        step = self._newest_step + self._ahead if self._ahead else None
+        first = indices[:1] if step is None else indices
+        received = self._receive({index: self._request(index, step=step, max_wait_s=_POLL_S) for index in first})
+        if received and len(first) < len(indices):
+            step = received[first[0]].first.step
+            received |= self._receive({index: self._request(index, step=step, max_wait_s=_POLL_S) for index in indices[1:]})
+        if len(received) == len(indices):
+            return received
+        self._ahead = 0  # what was aimed for did not come
+        return {}
 
     def _begin(self, followed: Followed) -> None:
         for name in {part.name for part in self._wanted.values()} if self._wanted is not None else ():
@@ -383,7 +411,7 @@ class Follower:
                 self._copies = [WeightCopy(selection) for selection in selections]
                 self._version, self._arrays = None, None
                 self._shown.clear()
-            if self._followed is None or followed.epoch != self._followed.epoch:
+            if self._followed is None or followed.era != self._followed.era:
                 self._newest_step = 0
             self._followed = followed
 
@@ -392,7 +420,7 @@ class Follower:
         copy = self._copies[index]
         chosen = () if copy.selection.is_whole else copy.selection.of
         return FetchRequest(
-            epoch=self._followed.epoch,
+            era=self._followed.era,
             layout_hash=self._followed.layouts[index].hash,
             encoding=self._encoding,
             step=step,
@@ -401,14 +429,18 @@ class Follower:
             max_wait_s=max_wait_s,
         )
 
-    def _receive(self, requests: Mapping[int, FetchRequest], received: dict[int, Transfer]) -> None:
-        """Fetches all pages of some answers, all shards at once."""
+    def _receive(self, requests: Mapping[int, FetchRequest]) -> dict[int, Transfer]:
+        """Returns the answers of shards, all pages, but of those that have no such step yet; asks all of them at once."""
         transfers = {index: Transfer(request) for index, request in requests.items()}
         while pending := {index: transfer.request for index, transfer in transfers.items() if not transfer.is_whole}:
-            for index, reply in self._source.fetch(pending).items():
+            found = self._source.fetch(pending)
+            for index, reply in found.items():
                 is_first = transfers[index].request.offset == 0
                 self._count(transfers[index].take(reply), reply, is_first=is_first)
-        received |= transfers
+            for index in pending.keys() - found.keys():
+                del transfers[index]
+        self._heard(0)
+        return transfers
 
     def _count(self, num_bytes: int, reply: FetchReply, *, is_first: bool) -> None:
         self.received_bytes += num_bytes
@@ -421,8 +453,7 @@ class Follower:
         slices = tuple(copy.selection.of[place] for place in update.wrong)
         names = sorted({copy.selection.layout.slices[at].variable.name for at in slices})
         log.warning("ps %d: %s differ from what the server has at step %d; fetching them whole", index, shown(names), update.step)
-        received: dict[int, Transfer] = {}
-        self._receive({index: self._request(index, step=update.step, slices=slices)}, received)
+        received = self._receive({index: self._request(index, step=update.step, slices=slices)})
         copy.mend(update, received[index])
         self.num_mended += len(slices)
 

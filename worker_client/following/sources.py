@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ps_protocol.errors import NotInitialized, PsError
+from ps_protocol.errors import NotInitialized, PsError, StepNotReady
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import ClusterState, GetModelRequest, ModelState, Participant, Registration
+from ps_protocol.roles.chief import ClusterState, FollowerReport, GetModelRequest, ModelState, Participant, Registration
+from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import Shard
 from ps_protocol.roles.weights import FetchReply, FetchRequest
 from worker_client.cluster.chief import ChiefLink
@@ -27,15 +28,14 @@ class Version(NamedTuple):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Followed:
-    """What a source has: the model, how each shard's part lies, and the life and epoch in which its steps count.
+    """What a source has: the model, how each shard's part lies, and the era in which its steps count.
 
     `has_common_steps` False: each shard has steps of its own.
     """
 
     model: ModelSpec
     layouts: Sequence[Layout]
-    life: int
-    epoch: int
+    era: Era
     has_common_steps: bool
 
 
@@ -54,12 +54,12 @@ class Source(Protocol):
         """Returns what is there; the same object until that changes. Raises NotInitialized, whose words say what is waited for."""
 
     def fetch(self, requests: Mapping[int, FetchRequest]) -> Mapping[int, FetchReply]:
-        """Returns one answer of each of these shards."""
+        """Returns the answers of these shards, but of those that have no such step yet."""
 
     def lost(self, error: PsError) -> None:
         """Takes note that a place was lost, as by a rollback; returns when there is another, or raises the error."""
 
-    def report(self, *, step: int | None, received_bytes: int) -> None:
+    def report(self, follower: FollowerReport, *, received_bytes: int) -> None:
         """Takes note of what the follower has, for the cluster's status."""
 
     def close(self) -> None:
@@ -80,8 +80,11 @@ class ClusterSource:
 
     @property
     def is_over(self) -> bool:
-        """Whether training is finished, as the chief has said."""
-        return self._member.is_finished
+        """Whether training is finished, as the chief has said; in one process there are no heartbeats, and it is asked."""
+        member = self._member
+        if member.link.transport.is_in_process:
+            return member.status(max_ledger_entries=0).state is ClusterState.FINISHED
+        return member.is_finished
 
     def open(self) -> Followed:
         """Asks the chief for the model, unless it is known."""
@@ -101,8 +104,7 @@ class ClusterSource:
         followed = Followed(
             model=agreed.model,
             layouts=layouts,
-            life=participant.era.life,
-            epoch=participant.era.epoch,
+            era=participant.era,
             has_common_steps=status.policy.has_common_steps,
         )
         self._opened = participant, followed
@@ -112,7 +114,12 @@ class ClusterSource:
         """Asks these shards at once."""
 
         def ask(index: int, shard: Shard, timeout_s: float) -> FetchReply | None:
-            return shard.call(requests[index], timeout_s=timeout_s) if index in requests else None
+            if index not in requests:
+                return None
+            try:
+                return shard.call(requests[index], timeout_s=timeout_s)
+            except StepNotReady:
+                return None
 
         found = self._member.shards().each("fetch the weights", ask)
         return {index: reply for index, reply in enumerate(found) if reply is not None}
@@ -129,9 +136,10 @@ class ClusterSource:
             )
         )
 
-    def report(self, *, step: int | None, received_bytes: int) -> None:
+    def report(self, follower: FollowerReport, *, received_bytes: int) -> None:
         """Has the next heartbeat say it."""
-        self._member.traffic.received_bytes = received_bytes
+        traffic = self._member.traffic
+        traffic.follower, traffic.received_bytes = follower, received_bytes
 
     def close(self) -> None:
         """Leaves the cluster."""

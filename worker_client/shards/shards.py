@@ -14,7 +14,7 @@ from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process import waiting
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.roles.chief import ModelReply, Participant, Registration, WorkerTraffic
+from ps_protocol.roles.chief import FollowerReport, ModelReply, Participant, Registration, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.history import contributed
 from ps_protocol.roles.shard import (
@@ -140,11 +140,12 @@ class TrafficCount:
     The report has the processor time of the process, too.
     """
 
-    __slots__ = ("num_reads", "reading_s", "received_bytes", "sent_bytes")
+    __slots__ = ("follower", "num_reads", "reading_s", "received_bytes", "sent_bytes")
 
     def __init__(self) -> None:
         self.sent_bytes = self.received_bytes = self.num_reads = 0
         self.reading_s = 0.0
+        self.follower: FollowerReport | None = None
 
     def report(self) -> WorkerTraffic:
         """Returns the counts of now."""
@@ -154,6 +155,7 @@ class TrafficCount:
             num_reads=self.num_reads,
             reading_s=self.reading_s,
             cpu_s=time.process_time(),
+            follower=self.follower,
         )
 
 

@@ -29,6 +29,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import (
     CommitResult,
+    FollowerReport,
     Participant,
     ParticipantKind,
     ParticipantStatus,
@@ -150,6 +151,11 @@ class Member:
         return name_of(self.kind, self.index)
 
     @property
+    def follower(self) -> FollowerReport | None:
+        """What it follows, if it does."""
+        return self.traffic.follower if self.traffic is not None else None
+
+    @property
     def where(self) -> str:
         """For example "on host-b pid 912"."""
         return f"on {self.host or 'an unnamed host'} pid {self.pid}"
@@ -232,6 +238,10 @@ def doing(member: Member, now: float, *, is_waiting: bool, is_training: bool) ->
         return f"silent for {seconds(heard_ago_s)}"
     if is_waiting:
         return "waits for the step"
+    if (follower := member.follower) is not None:
+        if follower.step is None:
+            return "fetches the weights"
+        return f"follows at step {follower.step:,}" + (f", {follower.lag:,} behind" if follower.lag else "")
     if heard_ago_s >= _JUST_NOW_S:
         return f"heard {seconds(heard_ago_s)} ago"
     if member.kind is ParticipantKind.OBSERVER:
@@ -384,6 +394,10 @@ class Membership:
     def workers(self) -> Iterator[Member]:
         """All workers in order of their first joining."""
         return iter(self._members[ParticipantKind.WORKER].values())
+
+    def observers(self) -> Iterator[Member]:
+        """All observers in order of their first joining."""
+        return iter(self._members[ParticipantKind.OBSERVER].values())
 
     @property
     def live_workers(self) -> Sequence[Member]:

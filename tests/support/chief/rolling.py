@@ -14,6 +14,7 @@ from ps_protocol.errors import EpochMismatch, LeaseExpired
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import PushHeader, ReadMetricsRequest, ReadRequest, RowsRequest, ShardStatusRequest
+from ps_protocol.roles.weights import FetchRequest
 from tests.support.chief.eras import era, fence
 from tests.support.network.faults import Flaky
 from worker_client import Session
@@ -97,6 +98,9 @@ class RollingCluster:
             case ReadRequest() | RowsRequest() | ReadMetricsRequest():
                 self._check_epoch(value.epoch)
                 return dataclasses.replace(value, epoch=1)
+            case FetchRequest():
+                self._check_epoch(value.era.epoch, value.era.life)
+                return dataclasses.replace(value, era=era(1, life=_INNER_LIFE))
             case _ if hasattr(value, "participant"):
                 changes = {"participant": self.inside(value.participant)}
                 if getattr(value, "commit", None) is not None:

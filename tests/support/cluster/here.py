@@ -18,7 +18,10 @@ from ps_protocol.roles.chief import Chief
 from ps_server.serving.local import InProcessShard
 from tests.support.chief.running_chief import RunningChief, parameter_server
 from tests.support.cluster.shape import Cluster, ServingCluster, Shape, Start
-from worker_client import Observer, Session
+from worker_client import Follower, Observer, Session
+from worker_client.following.sources import ClusterSource
+from worker_client.model.wire_format import wire_format
+from worker_client.opening import enter_locally
 
 
 class ObjectCluster(Cluster):
@@ -34,6 +37,10 @@ class ObjectCluster(Cluster):
 
     def observer(self) -> Observer:
         return self._stack.enter_context(closing(worker_client.observe_local(self)))
+
+    def follower(self, wire: str = "bfloat16", **more: Any) -> Follower:
+        source = ClusterSource(*enter_locally(self))
+        return self._stack.enter_context(closing(Follower(source, encoding=wire_format(wire).variable_encoding, **more)))
 
     def client(self) -> Chief:
         return self.chief

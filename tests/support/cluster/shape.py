@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import Any
 
 import worker_client
 from chief.config import parse_config
@@ -12,7 +13,7 @@ from ps_protocol.roles.chief import Chief, ClusterStatus
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.chief import GrpcChief
 from tests.support.waiting import wait_until
-from worker_client import Observer, Session
+from worker_client import Follower, Observer, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,10 @@ class Cluster:
         """Returns an observer."""
         raise NotImplementedError
 
+    def follower(self, wire: str = "bfloat16", **more: Any) -> Follower:
+        """Returns a follower of the weights."""
+        raise NotImplementedError
+
     def client(self) -> Chief:
         """Returns the chief, for questions of the test."""
         raise NotImplementedError
@@ -101,6 +106,9 @@ class ServingCluster(Cluster):
 
     def observer(self) -> Observer:
         return self._stack.enter_context(closing(worker_client.observe(self.chief_address, timeout_s=20)))
+
+    def follower(self, wire: str = "bfloat16", **more: Any) -> Follower:
+        return self._stack.enter_context(closing(worker_client.follow(self.chief_address, wire=wire, timeout_s=20, **more)))
 
     def client(self) -> Chief:
         if self._client is None:

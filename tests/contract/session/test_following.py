@@ -1,0 +1,242 @@
+"""A follower of the weights: whole steps, as they are made, for whoever generates or serves."""
+
+import logging
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, StepGone, Unavailable, VariableNotFound
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import ParticipantKind
+from tests.support.chief.rolling import RollingCluster
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Cluster, Shape, Start
+from tests.support.waiting import wait_until
+from worker_client import Follower, Part, Session
+from worker_client.following.sources import ClusterSource
+
+start = start_over(["in process", "grpc"])
+
+# Larger than one page; split over both servers; a row of its own; a scalar.
+VALUES: dict[str, Array] = {
+    "w": np.linspace(-1, 1, 60_000, dtype=np.float32).reshape(300, 200),
+    "b": np.full(3, 0.5, np.float32),
+    "d": np.array(2.5),
+}
+
+
+def bfloat16(values: Array) -> Array:
+    """Rounds to the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
+
+
+class Trained:
+    """A cluster with one worker, whose values are known at each step."""
+
+    def __init__(self, cluster: Cluster, *, rate: float = 1e-3) -> None:
+        self.cluster, self.rng = cluster, np.random.default_rng(0)
+        self.session = cluster.session()
+        self.session.create_or_join(VALUES, optimizer=worker_client.adam(rate))
+
+    def step(self, count: int = 1) -> int:
+        for _ in range(count):
+            self.session.read()
+            gradients = {name: self.rng.normal(size=value.shape).astype(value.dtype) for name, value in VALUES.items()}
+            assert self.session.step(gradients, timeout_s=20).is_accepted
+        return self.session.global_step
+
+    def check(self, arrays: "dict[str, Array]", wire: str = "bfloat16") -> None:
+        """The arrays have the cluster's bits, as they travel."""
+        for name, value in self.session.read().items():
+            expected = bfloat16(value).reshape(value.shape) if wire == "bfloat16" and value.dtype == np.float32 else value
+            np.testing.assert_array_equal(arrays[name], expected)
+
+
+@pytest.fixture
+def trained(start: Start) -> Trained:
+    return Trained(start(Shape(num_ps=2, num_workers=1)))
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_a_follower_has_each_step_as_it_travels_bit_by_bit(trained: Trained, wire: str) -> None:
+    weights = trained.cluster.follower(wire)
+    assert weights.wait() == 0
+    arrays = weights.arrays
+    for _ in range(5):
+        newest = trained.step(2)
+        assert weights.wait(step=newest) == weights.step == newest
+        assert weights.lag == 0
+        trained.check(dict(arrays), wire)
+
+
+def test_small_changes_travel_as_patches(start: Start) -> None:
+    trained = Trained(start(Shape(num_ps=2, num_workers=1)), rate=1e-5)
+    weights = trained.cluster.follower()
+    weights.wait()
+    first = weights.received_bytes
+    weights.wait(step=trained.step(10))
+    trained.check(dict(weights.arrays))
+    assert weights.num_wholes == 2
+    assert weights.received_bytes - first < first
+
+
+def test_what_a_program_sees_changes_in_its_own_calls_only(trained: Trained) -> None:
+    weights = trained.cluster.follower()
+    weights.wait()
+    before = {name: array.copy() for name, array in weights.arrays.items()}
+    newest = trained.step(3)
+    wait_until(lambda: weights.lag == 3, what="the follower hears of the step")
+    assert weights.step == 0
+    for name, array in weights.arrays.items():
+        np.testing.assert_array_equal(array, before[name])
+    assert weights.wait(max_lag=0) == newest
+    trained.check(dict(weights.arrays))
+    with pytest.raises(ValueError, match="read-only"):
+        weights.arrays["b"][:] = 0
+
+
+def test_weights_go_into_arrays_of_the_programs_own_in_their_types(trained: Trained) -> None:
+    weights = trained.cluster.follower("float32")
+    own = {"w": np.zeros((300, 200), np.float64), "d": np.zeros(())}
+    for _ in range(3):
+        weights.wait(step=trained.step())
+        assert weights.into(own) == weights.step
+        values = trained.session.read()
+        np.testing.assert_array_equal(own["w"], values["w"].astype(np.float64))
+        assert own["d"] == values["d"]
+
+
+def test_arrays_of_another_shape_or_name_are_refused_and_nothing_is_copied(trained: Trained) -> None:
+    weights = trained.cluster.follower()
+    own = {"b": np.zeros(3, np.float32), "w": np.zeros((3, 3), np.float32)}
+    with pytest.raises(InvalidSpec, match=r"'w': want a writable array of shape \(300, 200\)"):
+        weights.into(own)
+    with pytest.raises(VariableNotFound, match="'c' is not followed"):
+        weights.into({"b": own["b"], "c": own["w"]})
+    assert not own["b"].any()
+
+
+def test_a_follower_of_a_part_has_that_under_its_own_names(trained: Trained) -> None:
+    weights = trained.cluster.follower("float32", names={"scale": "d", "bias": Part("b", index=np.s_[1:])})
+    for _ in range(2):
+        weights.wait(step=trained.step())
+        values = trained.session.read()
+        assert sorted(weights.arrays) == ["bias", "scale"]
+        np.testing.assert_array_equal(weights.arrays["bias"], values["b"][1:])
+        assert weights.arrays["scale"] == values["d"]
+    assert weights.received_bytes < VALUES["w"].nbytes
+
+
+@pytest.mark.parametrize(("names", "words"), [(["nobody"], "no variable 'nobody'"), ("w", "got the str 'w'"), ([], "there are none")])
+def test_names_that_cannot_be_followed_are_refused(trained: Trained, names: object, words: str) -> None:
+    with pytest.raises((VariableNotFound, InvalidSpec), match=words):
+        trained.cluster.follower(names=names).wait(timeout_s=20)
+
+
+def test_a_follower_may_come_before_the_model(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, num_workers=1))
+    weights = cluster.follower()
+    with pytest.raises(DeadlineExceeded, match="the model has no values yet"):
+        weights.wait(timeout_s=3)
+    trained = Trained(cluster)
+    assert weights.wait(step=trained.step(), timeout_s=20) == 1
+    trained.check(dict(weights.arrays))
+
+
+def test_a_wait_for_a_step_that_does_not_come_says_what_is_there(trained: Trained) -> None:
+    weights = trained.cluster.follower()
+    with pytest.raises(DeadlineExceeded, match="step 7 is wanted and 0 is there"):
+        weights.wait(step=7, timeout_s=0.3)
+
+
+def test_a_word_that_was_damaged_is_noticed_and_mended(trained: Trained, caplog: pytest.LogCaptureFixture) -> None:
+    weights = trained.cluster.follower()
+    weights.wait()
+    for copy in weights._copies:
+        copy.words[::100] ^= np.uint16(3)
+    weights.wait(step=trained.step())
+    trained.check(dict(weights.arrays))
+    assert weights.num_mended
+    assert any("differ from what the server has" in text for text in caplog.messages)
+
+
+def test_the_end_of_training_is_told_with_its_last_step(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, num_workers=1, max_steps=3))
+    trained = Trained(cluster)
+    weights = cluster.follower()
+    trained.step(3)
+    trained.session.close()
+    wait_until(lambda: weights.is_over, what="the follower hears of the end")
+    assert weights.wait(max_lag=0) == 3
+
+
+def test_where_each_worker_makes_steps_of_its_own_a_follower_has_the_newest_of_each_server(start: Start) -> None:
+    trained = Trained(start(Shape(num_ps=2, num_workers=1, chief_flags=["--policy", "async"])))
+    weights = trained.cluster.follower()
+    trained.step(5)
+    wait_until(lambda: weights.wait() == 5, what="the newest step")
+    trained.check(dict(weights.arrays))
+
+
+def test_a_closed_follower_says_so(trained: Trained) -> None:
+    weights = trained.cluster.follower()
+    weights.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        weights.wait(step=99)
+
+
+# A cluster that goes back, or is away.
+
+
+def join(session: Session) -> None:
+    session.create_or_join({name: value.copy() for name, value in VALUES.items()}, optimizer=worker_client.sgd(1.0))
+
+
+def follower_of(cluster: RollingCluster) -> Follower:
+    link = cluster.link()
+    source = ClusterSource(link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False))
+    return Follower(source, encoding=FloatEncoding.BFLOAT16)
+
+
+@pytest.mark.parametrize("how", [RollingCluster.roll_back, RollingCluster.begin_anew])
+def test_weights_never_go_back_silently(how: Callable[[RollingCluster], None], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    cluster = RollingCluster(join)
+    with cluster.session() as session, closing(follower_of(cluster)) as weights:
+        for _ in range(2):
+            session.step({name: np.ones_like(value) for name, value in VALUES.items()}, timeout_s=20)
+        weights.wait(step=2, timeout_s=20)
+        before = weights.version
+        how(cluster)
+        wait_until(lambda: weights.wait(timeout_s=20) == 0, what="the step of the checkpoint")
+        assert before is not None
+        assert weights.version is not None
+        assert weights.version > before
+        np.testing.assert_array_equal(weights.arrays["b"], bfloat16(VALUES["b"]))
+        assert any("the weights go from step 2 to step 0" in text for text in caplog.messages)
+
+
+def test_a_server_that_is_away_for_a_while_costs_time_only() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session, closing(follower_of(cluster)) as weights:
+        weights.wait(timeout_s=20)
+        for shard in cluster.shards:
+            shard.refuse("FetchRequest", *[Unavailable("away")] * 3)
+        session.step({name: np.ones_like(value) for name, value in VALUES.items()}, timeout_s=20)
+        assert weights.wait(step=1, timeout_s=20) == 1
+
+
+def test_steps_that_pass_faster_than_servers_can_be_asked_are_aimed_for() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session, closing(follower_of(cluster)) as weights:
+        weights.wait(timeout_s=20)
+        cluster.shards[1].refuse("FetchRequest", *[StepGone("gone", facts={"step": "1"})] * 2)
+        for _ in range(4):
+            session.step({name: np.ones_like(value) for name, value in VALUES.items()}, timeout_s=20)
+        wait_until(lambda: weights.wait(timeout_s=20) >= 3, what="a later step")

@@ -1,0 +1,134 @@
+"""Followers of the variables at every `Shard`."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ps_protocol.encodings.arena import encode_arena
+from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
+from ps_protocol.errors import EpochMismatch, InvalidSpec, LayoutMismatch, NotInitialized, StepGone, StepNotReady
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.shard import AdoptRequest, Shard
+from ps_protocol.roles.weights import FetchReply, FetchRequest
+from ps_protocol.weights.copy import Transfer, WeightCopy
+from ps_protocol.weights.words import Selection
+from tests.support.chief.eras import era, fence
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer
+
+ENCODINGS = (FloatEncoding.AS_IS, FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16)
+REQUEST = FetchRequest(era=era(EPOCH), layout_hash=MIXED.hash, encoding=FloatEncoding.BFLOAT16)
+
+
+class Reader:
+    """A copy of the shard's variables that is brought forward."""
+
+    def __init__(self, shard: Shard, encoding: FloatEncoding = FloatEncoding.BFLOAT16, slices: tuple[int, ...] = ()) -> None:
+        self.copy = WeightCopy(Selection(MIXED, encoding, slices or None))
+        self.request = replace(REQUEST, encoding=encoding, slices=slices)
+        self.shard = shard
+
+    def bring(self, **more: object) -> FetchReply:
+        transfer = Transfer(replace(self.request, held_step=self.copy.step, **more))  # type: ignore[arg-type]
+        while not transfer.is_whole:
+            transfer.take(self.shard.call(transfer.request))
+        update = self.copy.prepare(transfer)
+        assert not update.wrong
+        self.copy.put(update)
+        return transfer.first
+
+
+def step(trainer: Trainer, number: int) -> None:
+    header = trainer.header(step=number)
+    trainer.push(header, trainer.random(number))
+    trainer.apply(header.push_id, step=number)
+
+
+def words_of(trainer: Trainer, encoding: FloatEncoding) -> Array:
+    into = np.empty(encoded_nbytes(MIXED, encoding), np.uint8)
+    encode_arena(MIXED, trainer.read()[1], encoding, into)
+    return into.view(np.uint16)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_follower_has_the_bits_of_each_step(trainer: Trainer, encoding: FloatEncoding) -> None:
+    trainer.create(1.0)
+    reader = Reader(trainer.shard, encoding)
+    for number in range(4):
+        reply = reader.bring()
+        assert (reply.step, reply.newest_step) == (number, number)
+        np.testing.assert_array_equal(reader.copy.words, words_of(trainer, encoding))
+        step(trainer, number)
+
+
+def test_a_follower_of_some_variables_gets_these(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    reader = Reader(trainer.shard, slices=(0, 4))
+    for number in range(3):
+        reader.bring()
+        whole = words_of(trainer, FloatEncoding.BFLOAT16)
+        np.testing.assert_array_equal(reader.copy.words, reader.copy.selection.taken_from(whole))
+        step(trainer, number)
+
+
+def test_a_step_that_is_not_there_yet_is_waited_for(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    reader = Reader(trainer.shard)
+    reader.bring()
+    found: list[FetchReply] = []
+    thread = threading.Thread(target=lambda: found.append(reader.bring(max_wait_s=20.0)))
+    thread.start()
+    step(trainer, 0)
+    thread.join(20)
+    assert [reply.step for reply in found] == [1]
+
+
+@pytest.mark.parametrize("wanted", [{"held_step": 0}, {"step": 1}])
+def test_a_wait_for_a_step_ends_with_the_step_that_can_be_had(trainer: Trainer, wanted: dict[str, int]) -> None:
+    trainer.create(1.0)
+    with pytest.raises(StepNotReady) as caught:
+        trainer.shard.call(replace(REQUEST, max_wait_s=0.01, **wanted))  # type: ignore[arg-type]
+    assert caught.value.facts == {"step": "0"}
+
+
+def test_the_step_before_can_be_had_and_an_earlier_one_cannot(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    for number in range(3):
+        step(trainer, number)
+    assert trainer.shard.call(replace(REQUEST, step=2)).step == 2
+    with pytest.raises(StepGone) as caught:
+        trainer.shard.call(replace(REQUEST, step=1))
+    assert caught.value.facts == {"step": "2"}
+
+
+def test_what_is_wrong_with_a_request_is_said(trainer: Trainer) -> None:
+    trainer.adopt()
+    with pytest.raises(NotInitialized):
+        trainer.shard.call(REQUEST)
+    trainer.create(1.0)
+    with pytest.raises(EpochMismatch):
+        trainer.shard.call(replace(REQUEST, era=era(EPOCH + 1)))
+    with pytest.raises(LayoutMismatch):
+        trainer.shard.call(replace(REQUEST, layout_hash="another"))
+    with pytest.raises(InvalidSpec, match="slices"):
+        trainer.shard.call(replace(REQUEST, slices=(99,)))
+    with pytest.raises(InvalidSpec, match="offset"):
+        trainer.shard.call(replace(REQUEST, offset=1 << 40))
+
+
+def test_a_new_epoch_ends_the_wait_of_a_follower(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    found: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            trainer.shard.call(replace(REQUEST, held_step=0, max_wait_s=20.0))
+        except EpochMismatch as error:
+            found.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF)))
+    thread.join(10)
+    assert len(found) == 1

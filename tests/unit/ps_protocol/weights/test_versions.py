@@ -1,0 +1,254 @@
+"""The newest copies of a shard's weights, the patches between them, and a reader's copy that they bring forward."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.errors import InvalidSpec, MalformedMessage, StepGone
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.weights import FetchReply, FetchRequest
+from ps_protocol.weights import versions as module
+from ps_protocol.weights.copy import Transfer, WeightCopy
+from ps_protocol.weights.versions import MAX_LEASED, WHOLE_LEASE_S, WeightVersions
+from ps_protocol.weights.words import Patch, Selection, encode_patch
+from tests.support.chief.eras import era
+from tests.unit.ps_protocol.weights.test_words import LAYOUT, changed, random_words
+
+REQUEST = FetchRequest(era=era(1), layout_hash=LAYOUT.hash, encoding=FloatEncoding.BFLOAT16)
+
+
+class Source:
+    """A shard whose words are known at each step. `held_bytes`: what it has allocated."""
+
+    def __init__(self) -> None:
+        self.held_bytes, self.now = 0, 0.0
+        self.versions = WeightVersions(LAYOUT, FloatEncoding.BFLOAT16, allocate=self._allocate, release=self._release)
+        self.at: dict[int, Array] = {}
+
+    def make(self, step: int, *, share: float = 0.02) -> None:
+        """Makes a step, in which about this share of the words changes."""
+        newest = self.at[max(self.at)] if self.at else random_words(self.versions.selection.num_words)
+        self.at[step] = words = changed(newest, share=share, seed=step)
+        self.versions.take(step, lambda memory: np.copyto(memory, words.view(np.uint8)), now=self.now)
+
+    def fetch(self, request: FetchRequest) -> Transfer:
+        """Returns all pages of an answer."""
+        transfer = Transfer(request)
+        while not transfer.is_whole:
+            transfer.take(self.page(transfer.request))
+        return transfer
+
+    def page(self, request: FetchRequest) -> FetchReply:
+        return self.versions.answer(request, newest_step=max(self.at), now=self.now)
+
+    def _allocate(self, nbytes: int) -> Array:
+        self.held_bytes += nbytes
+        return np.zeros(nbytes, np.uint8)
+
+    def _release(self, nbytes: int) -> None:
+        self.held_bytes -= nbytes
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def copy() -> WeightCopy:
+    return WeightCopy(Selection(LAYOUT, FloatEncoding.BFLOAT16))
+
+
+def bring(copy: WeightCopy, source: Source, step: int | None = None) -> bool:
+    """Brings a copy forward; returns whether by a patch."""
+    received = source.fetch(replace(REQUEST, held_step=copy.step, step=step))
+    update = copy.prepare(received)
+    assert not update.wrong
+    copy.put(update)
+    return received.first.is_patch
+
+
+def test_a_reader_gets_the_whole_once_and_then_what_changes(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    assert not bring(copy, source)
+    for step in range(1, 20):
+        source.make(step)
+        assert bring(copy, source)
+        assert copy.step == step
+        np.testing.assert_array_equal(copy.words, source.at[step])
+
+
+def test_a_reader_that_was_away_gets_one_patch_for_the_steps_between(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    bring(copy, source)
+    for step in (1, 4, 9):
+        source.make(step)
+    assert bring(copy, source)
+    np.testing.assert_array_equal(copy.words, source.at[9])
+
+
+def test_a_reader_that_was_away_for_too_long_gets_the_whole(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    bring(copy, source)
+    for step in range(1, 100):
+        source.make(step)
+    assert not bring(copy, source)
+    np.testing.assert_array_equal(copy.words, source.at[99])
+
+
+def test_where_most_words_change_all_are_sent(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    bring(copy, source)
+    source.make(1, share=0.8)
+    assert not bring(copy, source)
+    np.testing.assert_array_equal(copy.words, source.at[1])
+
+
+def test_a_step_that_is_no_longer_the_newest_can_be_had_by_patches_while_they_are_kept(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    bring(copy, source)
+    for step in (1, 2, 3):
+        source.make(step)
+    assert bring(copy, source, step=2)
+    np.testing.assert_array_equal(copy.words, source.at[2])
+    with pytest.raises(StepGone) as caught:
+        source.fetch(replace(REQUEST, step=2))
+    assert caught.value.facts == {"step": "3"}
+
+
+def test_a_whole_copy_stays_while_a_slow_reader_fetches_it(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE_BYTES", 20_000)
+    source.make(0)
+    transfer = Transfer(REQUEST)
+    transfer.take(source.page(transfer.request))
+    for step in (1, 2, 3):
+        source.now += WHOLE_LEASE_S - 1  # from one page to the next
+        source.make(step)
+        transfer.take(source.page(transfer.request))
+    while not transfer.is_whole:
+        transfer.take(source.page(transfer.request))
+    np.testing.assert_array_equal(transfer.content.view(np.uint16), source.at[0])
+    assert source.held_bytes == 3 * source.versions.selection.num_words * 2
+    source.now += WHOLE_LEASE_S + 1
+    for step in (4, 5):
+        source.make(step)
+    assert source.held_bytes == 2 * source.versions.selection.num_words * 2
+    with pytest.raises(StepGone):
+        source.page(replace(transfer.request, offset=0))
+
+
+def test_who_has_fetched_all_of_a_copy_keeps_nothing(source: Source, copy: WeightCopy) -> None:
+    for step in range(6):
+        source.make(step, share=0.8)
+        assert not bring(copy, source)
+        assert copy.step == step
+    assert source.held_bytes == 2 * source.versions.selection.num_words * 2
+
+
+def test_many_slow_readers_share_few_copies(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE_BYTES", 20_000)
+    for step in range(12):
+        source.make(step)
+        source.page(REQUEST)
+    assert source.held_bytes <= (2 + MAX_LEASED) * source.versions.selection.num_words * 2
+    source.versions.close()
+    assert source.held_bytes == 0
+
+
+def test_what_cannot_be_copied_changes_nothing(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+
+    def overwritten(memory: Array) -> None:
+        memory[:] = 7
+        raise StepGone("it was overwritten")
+
+    with pytest.raises(StepGone):
+        source.versions.take(1, overwritten, now=0.0)
+    bring(copy, source)
+    np.testing.assert_array_equal(copy.words, source.at[0])
+    source.make(2)
+    assert bring(copy, source)
+    np.testing.assert_array_equal(copy.words, source.at[2])
+
+
+def test_readers_of_one_step_are_given_the_same_bytes_which_are_made_once(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def encode(patch: Patch, *, num_words: int, words: Array | None = None) -> bytes:
+        made.append(patch)
+        return encode_patch(patch, num_words=num_words, words=words)
+
+    monkeypatch.setattr(module, "encode_patch", encode)
+    source.make(0)
+    source.make(1)
+    pages = {source.page(replace(REQUEST, held_step=0)).content for _ in range(8)}
+    assert (len(pages), len(made)) == (1, 1)
+
+
+def test_an_offset_beyond_the_end_is_refused(source: Source) -> None:
+    source.make(0)
+    with pytest.raises(InvalidSpec, match="offset"):
+        source.page(replace(REQUEST, offset=1 << 40))
+
+
+# A reader's copy.
+
+
+def test_a_wrong_word_is_noticed_and_its_slice_is_fetched_whole(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    bring(copy, source)
+    place = copy.selection.place(3)
+    copy.selection.words_of(copy.words, place)[:] ^= np.uint16(4)
+    source.make(1)
+    update = copy.prepare(source.fetch(replace(REQUEST, held_step=0)))
+    assert update.wrong == (place,)
+    copy.mend(update, source.fetch(replace(REQUEST, step=1, slices=(3,))))
+    copy.put(update)
+    np.testing.assert_array_equal(copy.words, source.at[1])
+    np.testing.assert_array_equal(copy.digests, copy.selection.digests(source.at[1]))
+
+
+def test_a_copy_stays_as_it_is_until_what_came_is_proved(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    bring(copy, source)
+    source.make(1)
+    received = source.fetch(replace(REQUEST, held_step=0))
+    received.content[-1] ^= 1
+    update = copy.prepare(received)
+    assert len(update.wrong) == 1
+    np.testing.assert_array_equal(copy.words, source.at[0])
+
+
+def test_a_slice_that_is_wrong_again_is_refused(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    received = source.fetch(REQUEST)
+    received.content[100] ^= 1
+    update = copy.prepare(received)
+    again = source.fetch(replace(REQUEST, step=0, slices=tuple(copy.selection.of[place] for place in update.wrong)))
+    again.content[100] ^= 1
+    with pytest.raises(MalformedMessage, match="also fetched whole"):
+        copy.mend(update, again)
+    assert copy.step is None
+
+
+@pytest.mark.parametrize("wrong", [{"step": 9}, {"is_patch": True}, {"num_bytes": 3}, {"content": b""}])
+def test_a_page_of_another_answer_is_refused(source: Source, wrong: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE_BYTES", 20_000)
+    source.make(0)
+    transfer = Transfer(REQUEST)
+    transfer.take(source.page(transfer.request))
+    with pytest.raises(MalformedMessage, match="a page of"):
+        transfer.take(replace(source.page(transfer.request), **wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"digests": (1, 2)}, {"is_patch": False}])
+def test_an_answer_that_does_not_fit_the_selection_is_refused(source: Source, copy: WeightCopy, wrong: dict[str, object]) -> None:
+    source.make(0)
+    bring(copy, source)
+    source.make(1)
+    transfer = Transfer(replace(REQUEST, held_step=0))
+    transfer.take(replace(source.page(transfer.request), **wrong))  # type: ignore[arg-type]
+    with pytest.raises(MalformedMessage):
+        copy.prepare(transfer)
