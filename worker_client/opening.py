@@ -157,7 +157,8 @@ def enter_as_observer(
 ) -> tuple[ChiefLink, Registration]:
     """Registers with the chief as one who only reads; arguments and errors are those of `observe()`."""
     environment = _environment(chief)
-    target = resolve(environment, chief=chief, worker_index=None, cluster=cluster)
+    # A worker's index in the environment is not that of those who look on, of which it may open several.
+    target = replace(resolve(environment, chief=chief, worker_index=None, cluster=cluster), worker_index=None)
     access = access_of(security, environment, role=CallerRole.OBSERVER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:
         return enter_locally(_own_cluster())

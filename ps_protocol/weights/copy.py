@@ -1,4 +1,4 @@
-"""A reader's copy of one shard's weights: what was received is proved before it is put in place. Knows words and digests; no transport."""
+"""A reader's copy of one shard's weights, which is proved at each step. Knows words and digests; no transport."""
 
 from collections.abc import Sequence
 from dataclasses import field, replace
@@ -6,10 +6,11 @@ from dataclasses import field, replace
 import numpy as np
 
 from ps_protocol.errors import MalformedMessage
+from ps_protocol.model.checksums import checksum
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.weights import FetchReply, FetchRequest
-from ps_protocol.weights.words import Patch, Selection, decode_patch
+from ps_protocol.weights.words import NO_PATCH, WORD_BYTES, Patch, Selection, decode_patch
 
 
 class Transfer:
@@ -56,18 +57,21 @@ class Transfer:
 
 @light_dataclass(slots=True, kw_only=True, eq=False)
 class Update:
-    """What brings a copy to a step. `wrong`: places of slices that would differ from the source's, to be fetched whole."""
+    """What brings a copy to a step, with the digests that it must have there: a patch, or all words.
+
+    `mended`: slices that were fetched whole, by place. `before`: what the copy had in the place of all this, once it is put.
+    """
 
     step: int
-    digests: Array
-    wrong: tuple[int, ...]
+    proof: Array
     patch: Patch | None = None
     words: Array | None = None
     mended: dict[int, Array] = field(default_factory=dict)
+    before: "tuple[int | None, Array, Array, Array, dict[int, Array]] | None" = None
 
 
 class WeightCopy:
-    """The words of a selection at one step; `step` None: there are none yet. For one thread at a time."""
+    """The words of a selection at one step; `step` None: there are none, or none that a patch is for. For one thread at a time."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
@@ -75,59 +79,61 @@ class WeightCopy:
         self.words: Array = np.empty(0, np.uint16)
         self.digests: Array = np.empty(0, np.uint64)
 
-    def prepare(self, received: Transfer) -> Update:
-        """Returns the update that was received, proved by its digests; the copy stays as it is. Raises MalformedMessage."""
+    def understood(self, received: Transfer) -> Update:
+        """Returns the update that was received. Raises MalformedMessage if it is not for this selection."""
         reply, selection = received.first, self.selection
         proof = np.array(reply.digests, np.uint64)
         if proof.size != len(selection.of):
             raise MalformedMessage(f"{proof.size} digests for {len(selection.of)} slices")
-        if not reply.is_patch:
-            words = received.content.view(np.uint16) if received.content.size % 2 == 0 else self.words[:0]
-            if words.size != selection.num_words:
-                raise MalformedMessage(f"{reply.num_bytes} bytes of weights for {selection.num_words} words")
-            digests = selection.digests(words)
-            return Update(step=reply.step, digests=digests, wrong=_wrong(digests, proof), words=words)
-        patch = decode_patch(received.content.data, num_words=selection.num_words)
-        # Of the words that are there, so that one that was damaged since is noticed, too.
-        digests = selection.digests(self.words)
-        selection.add_changes(digests, patch.positions, self.words[patch.positions], patch.values)
-        return Update(step=reply.step, digests=digests, wrong=_wrong(digests, proof), patch=patch)
+        if reply.is_patch:
+            patch = decode_patch(received.content.data, num_words=selection.num_words)
+            return Update(step=reply.step, proof=proof, patch=patch)
+        if reply.num_bytes != selection.num_words * WORD_BYTES:
+            raise MalformedMessage(f"{reply.num_bytes} bytes of weights for {selection.num_words} words")
+        return Update(step=reply.step, proof=proof, words=received.content.view(np.uint16))
 
-    def mend(self, update: Update, received: Transfer) -> None:
-        """Gives an update the wrong slices, fetched whole. Raises MalformedMessage if they are wrong again."""
-        selection, at = self.selection, 0
-        words = received.content[: received.content.size // 2 * 2].view(np.uint16)
-        proof = received.first.digests
-        for place, digest in zip(update.wrong, proof, strict=False):
-            size = int(selection.sizes[place])
-            part = words[at : at + size]
-            at += size
-            if part.size == size and selection.digest(part) == digest:
-                update.mended[place] = part
-                update.digests[place] = digest
-        missing = [place for place in update.wrong if place not in update.mended]
-        if missing or received.first.is_patch or at != words.size:
-            raise MalformedMessage(f"weights of step {update.step}: {len(missing)} slices differ from their digests, also fetched whole")
-        update.wrong = ()
-
-    def put(self, update: Update) -> None:
-        """Brings the copy to the update's step, which has nothing wrong."""
-        assert not update.wrong
+    def put(self, update: Update) -> tuple[int, ...]:
+        """Brings the copy to the update's step; returns the places of slices that are not right there: then `undo` must follow."""
+        former = self.step, self.words, self.digests
         if update.words is not None:
             self.words = update.words
-        elif update.patch is not None:
-            self.words[update.patch.positions] = update.patch.values
+        changed = update.patch if update.patch is not None else NO_PATCH
+        values = self.words[changed.positions]
+        self.words[changed.positions] = changed.values
+        slices = {place: self.selection.words_of(self.words, place).copy() for place in update.mended}
         for place, words in update.mended.items():
             self.selection.words_of(self.words, place)[:] = words
-        self.step, self.digests = update.step, update.digests
+        update.before = (*former, values, slices)
+        # Of all words, so that one that was damaged earlier is noticed, too.
+        self.step, self.digests = update.step, self.selection.digests(self.words)
+        return tuple(np.flatnonzero(self.digests != update.proof).tolist())
+
+    def undo(self, update: Update) -> None:
+        """Makes the copy what it was before an update was put."""
+        assert update.before is not None
+        step, words, digests, values, slices = update.before
+        for place, content in slices.items():
+            self.selection.words_of(self.words, place)[:] = content
+        if update.patch is not None:
+            self.words[update.patch.positions] = values
+        self.step, self.words, self.digests = step, words, digests
+
+    def mend(self, update: Update, places: Sequence[int], received: Transfer) -> None:
+        """Gives an update slices that were wrong, fetched whole. Raises MalformedMessage if they are wrong again."""
+        sizes = [int(self.selection.sizes[place]) for place in places]
+        if received.first.is_patch or received.first.step != update.step or received.first.num_bytes != WORD_BYTES * sum(sizes):
+            raise MalformedMessage(
+                f"{received.first.num_bytes} bytes of step {received.first.step} for {len(places)} slices that are wrong"
+            )
+        words = received.content.view(np.uint16)
+        for place, part in zip(places, np.split(words, np.cumsum(sizes)[:-1]), strict=True):
+            if checksum([part]) != int(update.proof[place]):
+                raise MalformedMessage(f"weights of step {update.step}: a slice differs from its digest, also fetched whole")
+            update.mended[place] = part
 
     def forget(self) -> None:
         """Holds nothing any more, so that all of it is fetched again; `words` stay for whoever shows them still."""
         self.step = None
-
-
-def _wrong(digests: Array, proof: Array) -> tuple[int, ...]:
-    return tuple(np.flatnonzero(digests != proof).tolist())
 
 
 def changed_places(copy: WeightCopy, shown: Array | None) -> Sequence[int]:

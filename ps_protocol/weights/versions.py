@@ -83,12 +83,10 @@ class WeightVersions:
         patch = None
         if before is not None:
             patch = difference(before.words, words, max_changed=int(words.size * _MOST_CHANGED))
+        digests = self.selection.digests(words)
         if before is None or patch is None:
-            digests = self.selection.digests(words)
             self._links.clear()
         else:
-            digests = before.digests.copy()
-            self.selection.add_changes(digests, patch.positions, before.words[patch.positions], patch.values)
             self._links.append(_Link(before=before.step, step=step, patch=patch, digests=digests))
             self._forget_old_links()
         self._spare = None

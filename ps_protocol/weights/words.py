@@ -1,4 +1,4 @@
-"""A shard's encoded arena as words of 16 bits: which words differ between two copies, their bytes, and the digest of each slice.
+"""A shard's encoded arena as words of 16 bits: which words differ between two copies, their bytes, and the checksum of each slice.
 
 Words know no element type: of a float32 whose low bits change, one word of two is sent. A patch overwrites words, so nothing drifts.
 """
@@ -9,6 +9,7 @@ import numpy as np
 
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes, encoded_ranges
 from ps_protocol.errors import InvalidSpec, MalformedMessage
+from ps_protocol.model.checksums import checksum
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -79,24 +80,8 @@ class Selection:
         return Patch(positions=np.concatenate(moved), values=np.concatenate(values)) if runs else NO_PATCH
 
     def digests(self, words: Array) -> Array:
-        """Returns the digest of each slice out of what a reader holds: uint64, by place."""
-        return np.array([_digest(self.words_of(words, place)) for place in range(len(self.of))], np.uint64)
-
-    @staticmethod
-    def digest(words: Array) -> int:
-        """Returns the digest of a slice's words."""
-        return _digest(words)
-
-    def add_changes(self, digests: Array, positions: Array, before: Array, after: Array) -> None:
-        """Brings digests, by place, up to date with words at ascending positions that have changed."""
-        counts = np.diff(np.searchsorted(positions, np.append(self.local_starts, self.num_words)))
-        places = np.flatnonzero(counts)
-        if not places.size:
-            return
-        within = positions.astype(np.int64) - np.repeat(self.local_starts[places], counts[places])
-        added = (after.astype(np.uint64) - before) * _weights(within)
-        firsts = np.cumsum(counts[places]) - counts[places]
-        digests[places] += np.add.reduceat(added, firsts)
+        """Returns the checksum of each slice, with its padding, out of what a reader holds: uint64, by place."""
+        return np.array([checksum([self.words_of(words, place)]) for place in range(len(self.of))], np.uint64)
 
 
 def _word_starts(layout: Layout, encoding: FloatEncoding) -> Iterator[int]:
@@ -242,45 +227,3 @@ def _positions(gaps: Array) -> Array:
     # Each end stands for a word, too, and so counts one more.
     positions: Array = np.cumsum(gaps.astype(np.int64) + is_end)[is_end] - 1
     return positions
-
-
-# Digests. That of a slice is the sum of its words, each times the weight of its place, mod 2^64. Words that differ in one place have
-# different sums, for weights are odd multiples of at most 2^48; others do except by chance. A changed word changes the sum by its
-# difference, so that nobody has to read the rest again.
-
-
-_BLOCK = 4096  # words of 64 bits that have a weight of their own
-_LOW = 4 * _BLOCK
-
-
-def factors(count: int, *, start: int = 0) -> Array:
-    """Returns odd numbers without a pattern (SplitMix64, Steele and others 2014), uint64, the same on every machine."""
-    mixed = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return (mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)
-
-
-_INNER = factors(_BLOCK)
-# The weight of a word of 16 bits by its place in a block: that of the 64 bits that it is a part of, and where it lies in them.
-_OF_WORD = (_INNER[:, None] << np.array([0, 16, 32, 48], np.uint64)).reshape(-1)
-
-
-def _outer(num_blocks: int) -> Array:
-    return factors(num_blocks, start=_BLOCK)
-
-
-def _weights(within: Array) -> Array:
-    blocks = within // _LOW
-    weights: Array = _OF_WORD[within % _LOW] * _outer(int(blocks.max(initial=0)) + 1)[blocks]
-    return weights
-
-
-def _digest(words: Array) -> int:
-    long = words.view(np.uint64)
-    whole = long.size - long.size % _BLOCK
-    sums = long[:whole].reshape(-1, _BLOCK) @ _INNER
-    rest = long[whole:]
-    if rest.size:
-        sums = np.append(sums, np.dot(rest, _INNER[: rest.size]))
-    return int(np.dot(sums, _outer(sums.size)))

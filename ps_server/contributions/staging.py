@@ -10,6 +10,7 @@ import numpy as np
 from ps_protocol.encodings.arena import DecodingWriter, check_packed_nbytes, decoding_writer, unpack
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Packed, Units, encoded_nbytes, encoded_ranges, stretch
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
+from ps_protocol.model.checksums import checksum
 from ps_protocol.model.layout import (
     ALIGNMENT,
     Layout,
@@ -25,7 +26,6 @@ from ps_protocol.model.updates import FormulaUpdate, check_fits
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array
 from ps_protocol.roles.shard import SparsePart
 from ps_server.numbers.arena import Padding, padding_words, word_bytes
-from ps_server.numbers.checksums import checksum
 from ps_server.numbers.memory import BufferPool, MemoryBudget
 from ps_server.numbers.tables import RowGradient, check_indices, in_order
 

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,13 +25,12 @@ from ps_protocol.errors import (
     VariableNotFound,
 )
 from ps_protocol.model.layout import VariableSlice
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait, delays_s
 from ps_protocol.roles.chief import FollowerReport
 from ps_protocol.roles.weights import FetchReply, FetchRequest
-from ps_protocol.weights.copy import Transfer, WeightCopy, changed_places
+from ps_protocol.weights.copy import Transfer, Update, WeightCopy, changed_places
 from ps_protocol.weights.words import WORD_BYTES, Selection
 from worker_client.core.place import LOST
 from worker_client.following.sources import Followed, Source, Version
@@ -52,7 +52,7 @@ _MAX_AHEAD = 1 << 16
 _MAX_TARGETS = 8
 
 
-@light_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part of a variable: `Part("layers.0.qkv", index=np.s_[:64])` is what NumPy's basic indexing gives."""
 
@@ -355,18 +355,11 @@ class Follower:
             if self._source.is_over:
                 self._say("training has ended", is_over=True)
             return
-        updates = {index: copies[index].prepare(transfer) for index, transfer in received.items()}
-        for index, update in updates.items():
-            if update.wrong:
-                self._mend(index, copies[index], update)
-        with self._changed:
-            for index, update in updates.items():
-                copies[index].put(update)
-            steps = [copies[index].step or 0 for index in with_words if copies[index].step is not None]
-            if len(steps) == len(with_words):
-                self._version = Version(followed.era.life, followed.era.epoch, min(steps))
-            self._reason = "no later step has been made"
-            self._changed.notify_all()
+        updates = {index: copies[index].understood(transfer) for index, transfer in received.items()}
+        if wrong := self._put(updates):
+            self._mend(updates, wrong)
+            if wrong := self._put(updates):
+                raise MalformedMessage(f"the weights of step {updates[min(wrong)].step} are not those of the servers")
         self._ahead //= 2
 
     def _receive_step(self, indices: Sequence[int]) -> dict[int, Transfer]:
@@ -448,14 +441,35 @@ class Follower:
         self.num_wholes += is_first and not reply.is_patch
         self._heard(reply.newest_step)
 
-    def _mend(self, index: int, copy: WeightCopy, update: Any) -> None:
+    def _put(self, updates: Mapping[int, Update]) -> dict[int, tuple[int, ...]]:
+        """Brings all copies to their updates' steps at once; or none, and returns the places of slices that are wrong, by shard."""
+        assert self._followed is not None
+        with self._changed:
+            found = {index: self._copies[index].put(update) for index, update in updates.items()}
+            if wrong := {index: places for index, places in found.items() if places}:
+                for index, update in updates.items():
+                    self._copies[index].undo(update)
+                return wrong
+            steps = [copy.step for copy in self._copies if copy.selection.num_words]
+            if None not in steps:
+                era = self._followed.era
+                self._version = Version(era.life, era.epoch, min(step for step in steps if step is not None))
+            self._reason = "no later step has been made"
+            self._changed.notify_all()
+        return {}
+
+    def _mend(self, updates: Mapping[int, Update], wrong: Mapping[int, tuple[int, ...]]) -> None:
         """Fetches slices whole that would differ from the source's."""
-        slices = tuple(copy.selection.of[place] for place in update.wrong)
-        names = sorted({copy.selection.layout.slices[at].variable.name for at in slices})
-        log.warning("ps %d: %s differ from what the server has at step %d; fetching them whole", index, shown(names), update.step)
-        received = self._receive({index: self._request(index, step=update.step, slices=slices)})
-        copy.mend(update, received[index])
-        self.num_mended += len(slices)
+        for index, places in wrong.items():
+            copy, update = self._copies[index], updates[index]
+            slices = tuple(copy.selection.of[place] for place in places)
+            names = sorted({copy.selection.layout.slices[at].variable.name for at in slices})
+            log.warning("ps %d: %s differ from what the server has at step %d; fetching them whole", index, shown(names), update.step)
+            received = self._receive({index: self._request(index, step=update.step, slices=slices)})
+            if index not in received:
+                raise MalformedMessage(f"ps {index} does not have step {update.step} any more, of which slices are missing")
+            copy.mend(update, places, received[index])
+            self.num_mended += len(slices)
 
     def _heard(self, newest_step: int) -> None:
         with self._changed:

@@ -33,9 +33,7 @@ class Reader:
         transfer = Transfer(replace(self.request, held_step=self.copy.step, **more))  # type: ignore[arg-type]
         while not transfer.is_whole:
             transfer.take(self.shard.call(transfer.request))
-        update = self.copy.prepare(transfer)
-        assert not update.wrong
-        self.copy.put(update)
+        assert not self.copy.put(self.copy.understood(transfer))
         return transfer.first
 
 

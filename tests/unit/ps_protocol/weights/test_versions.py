@@ -64,9 +64,7 @@ def copy() -> WeightCopy:
 def bring(copy: WeightCopy, source: Source, step: int | None = None) -> bool:
     """Brings a copy forward; returns whether by a patch."""
     received = source.fetch(replace(REQUEST, held_step=copy.step, step=step))
-    update = copy.prepare(received)
-    assert not update.wrong
-    copy.put(update)
+    assert not copy.put(copy.understood(received))
     return received.first.is_patch
 
 
@@ -196,40 +194,49 @@ def test_an_offset_beyond_the_end_is_refused(source: Source) -> None:
 # A reader's copy.
 
 
-def test_a_wrong_word_is_noticed_and_its_slice_is_fetched_whole(source: Source, copy: WeightCopy) -> None:
+@pytest.mark.parametrize("is_patch", [True, False])
+def test_a_wrong_word_is_noticed_and_its_slice_is_fetched_whole(source: Source, copy: WeightCopy, is_patch: bool) -> None:
     source.make(0)
     bring(copy, source)
     place = copy.selection.place(3)
-    copy.selection.words_of(copy.words, place)[:] ^= np.uint16(4)
     source.make(1)
-    update = copy.prepare(source.fetch(replace(REQUEST, held_step=0)))
-    assert update.wrong == (place,)
-    copy.mend(update, source.fetch(replace(REQUEST, step=1, slices=(3,))))
-    copy.put(update)
+    received = source.fetch(replace(REQUEST, held_step=0 if is_patch else None))
+    damaged = copy.words if is_patch else received.content.view(np.uint16)
+    copy.selection.words_of(damaged, place)[:] ^= np.uint16(4)
+    update = copy.understood(received)
+    assert copy.put(update) == (place,)
+    copy.undo(update)
+    copy.mend(update, (place,), source.fetch(replace(REQUEST, step=1, slices=(3,))))
+    assert not copy.put(update)
     np.testing.assert_array_equal(copy.words, source.at[1])
-    np.testing.assert_array_equal(copy.digests, copy.selection.digests(source.at[1]))
 
 
-def test_a_copy_stays_as_it_is_until_what_came_is_proved(source: Source, copy: WeightCopy) -> None:
+@pytest.mark.parametrize("share", [0.02, 0.9])
+def test_an_update_that_is_undone_leaves_the_copy_as_it_was(source: Source, copy: WeightCopy, share: float) -> None:
     source.make(0)
     bring(copy, source)
-    source.make(1)
-    received = source.fetch(replace(REQUEST, held_step=0))
-    received.content[-1] ^= 1
-    update = copy.prepare(received)
-    assert len(update.wrong) == 1
+    source.make(1, share=share)
+    update = copy.understood(source.fetch(replace(REQUEST, held_step=0)))
+    place = copy.selection.place(3)
+    update.mended[place] = copy.selection.words_of(copy.words, place) + np.uint16(1)
+    assert copy.put(update) == (place,)
+    copy.undo(update)
+    assert copy.step == 0
     np.testing.assert_array_equal(copy.words, source.at[0])
+    np.testing.assert_array_equal(copy.digests, copy.selection.digests(source.at[0]))
 
 
 def test_a_slice_that_is_wrong_again_is_refused(source: Source, copy: WeightCopy) -> None:
     source.make(0)
     received = source.fetch(REQUEST)
     received.content[100] ^= 1
-    update = copy.prepare(received)
-    again = source.fetch(replace(REQUEST, step=0, slices=tuple(copy.selection.of[place] for place in update.wrong)))
+    update = copy.understood(received)
+    places = copy.put(update)
+    copy.undo(update)
+    again = source.fetch(replace(REQUEST, step=0, slices=tuple(copy.selection.of[place] for place in places)))
     again.content[100] ^= 1
     with pytest.raises(MalformedMessage, match="also fetched whole"):
-        copy.mend(update, again)
+        copy.mend(update, places, again)
     assert copy.step is None
 
 
@@ -251,4 +258,4 @@ def test_an_answer_that_does_not_fit_the_selection_is_refused(source: Source, co
     transfer = Transfer(replace(REQUEST, held_step=0))
     transfer.take(replace(source.page(transfer.request), **wrong))  # type: ignore[arg-type]
     with pytest.raises(MalformedMessage):
-        copy.prepare(transfer)
+        copy.understood(transfer)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ps_protocol.model.checksums import checksum
 from ps_protocol.model.variables import Array
-from ps_server.numbers.checksums import checksum
 
 # None, less than a word, words and a rest, one block and a rest, several levels of blocks.
 _LENGTHS = (0, 3, 8, 77, 4096 * 8, 4096 * 8 + 13, 5 * 4096 * 8 + 5, 4097 * 4096 * 8)
