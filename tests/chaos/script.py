@@ -45,18 +45,29 @@ def optimizer() -> OptimizerSpec:
     return worker_client.adam(0.01)
 
 
-def reference(*, num_steps: int, num_workers: int, gradients_of: Callable[[int, int], Values] = gradients) -> Values:
-    """Returns the values after a run without a fault, in this process; `gradients_of`: what a worker contributes to a step."""
+def reference(
+    *,
+    num_steps: int,
+    num_workers: int,
+    gradients_of: Callable[[int, int], Values] = gradients,
+    see: Callable[[int, Values], object] = lambda step, values: None,
+) -> Values:
+    """Returns the values after a run without a fault, in this process; `gradients_of`: what a worker contributes to a step.
+
+    `see` is shown the values of each step.
+    """
     cluster = InProcessCluster(replicas_to_aggregate=num_workers, total_num_replicas=num_workers, max_steps=num_steps)
     sessions = [worker_client.local(cluster, worker_index=index) for index in range(num_workers)]
     for session in sessions:
         session.create_or_join(initial_values(), optimizer=optimizer(), split_bytes=SPLIT_BYTES)
     for step in range(num_steps):
+        see(step, sessions[0].read())
         for index, session in enumerate(sessions):
             session.push(gradients_of(step, index))
         for session in sessions:
             session.wait()
     values = {name: value.copy() for name, value in sessions[0].read().items()}
+    see(num_steps, values)
     for session in sessions:
         session.close()
     return values

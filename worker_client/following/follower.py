@@ -119,7 +119,7 @@ class Follower:
         """Ends the thread and the connections, in 2 s at most. Idempotent."""
         if not self._closed.is_set():
             self._closed.set()
-            self._source.close()
+            self._source.close()  # also while the thread waits for it
             self._thread.join(_CLOSE_WAIT_S)
 
     # What a program asks
@@ -289,6 +289,9 @@ class Follower:
     def _run(self) -> None:
         pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
         while not self._closed.is_set():
+            if self._is_over:
+                self._source.close()  # its processes end when nobody looks on any more
+                return
             self._source.report(self._report(), received_bytes=self.received_bytes)
             try:
                 self._round()

@@ -8,7 +8,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import ClusterState, FollowerReport, GetModelRequest, ModelState, Participant, Registration
+from ps_protocol.roles.chief import ClusterState, FollowerReport, GetModelRequest, ModelState, Registration
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import Shard
 from ps_protocol.roles.weights import FetchReply, FetchRequest
@@ -71,7 +71,9 @@ class ClusterSource:
 
     def __init__(self, link: ChiefLink, registration: Registration) -> None:
         self._member = Membership(link, registration, what="the follower", renewal="follow()")
-        self._opened: tuple[Participant, Followed] | None = None
+        # What was opened, and the place in which that was.
+        self._opened: Followed | None = None
+        self._known = registration
 
     @property
     def place(self) -> str:
@@ -89,9 +91,10 @@ class ClusterSource:
     def open(self) -> Followed:
         """Asks the chief for the model, unless it is known."""
         member = self._member
-        if self._opened is not None and self._opened[0] is member.participant:
-            return self._opened[1]
-        participant = member.participant
+        if self._opened is not None and self._known.participant is member.participant:
+            return self._opened
+        self._opened, self._known = None, member.registration
+        participant = self._known.participant
         agreed = member.link.ask(GetModelRequest(max_wait_s=1.0), what="the model")
         status = member.status(max_ledger_entries=0)
         if agreed.state is not ModelState.READY or agreed.model is None:
@@ -101,14 +104,13 @@ class ClusterSource:
         shards = member.shards()
         layouts = arranged(agreed.model, agreed.placement, num_shards=len(shards))
         shards.tell_layouts(layouts)
-        followed = Followed(
+        self._opened = Followed(
             model=agreed.model,
             layouts=layouts,
             era=participant.era,
             has_common_steps=status.policy.has_common_steps,
         )
-        self._opened = participant, followed
-        return followed
+        return self._opened
 
     def fetch(self, requests: Mapping[int, FetchRequest]) -> Mapping[int, FetchReply]:
         """Asks these shards at once."""

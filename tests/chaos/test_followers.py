@@ -1,0 +1,155 @@
+"""Followers of the weights while servers and chiefs are killed, stopped and cut off: what they show is always one step, bit by bit."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+import worker_client
+from ps_protocol.errors import DeadlineExceeded
+from tests.chaos import script
+from tests.chaos.cluster import Cluster
+from tests.chaos.conftest import Record, Started
+from tests.chaos.plan import Plan
+from tests.support.waiting import wait_until
+from worker_client.following.sources import Version
+
+NUM_STEPS = 60
+# From the first step that is made again to when a follower has it.
+RESUME_S = 2.0
+
+
+class Watching:
+    """A follower whose program takes each step that it can, and checks it against a run without a fault."""
+
+    def __init__(self, chief_address: str, expected: dict[int, script.Values]) -> None:
+        self.weights = worker_client.follow(chief_address, timeout_s=20)
+        self.taken: list[tuple[float, Version]] = []
+        self.wrong: list[str] = []
+        self._expected = expected
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join(20)
+        self.weights.close()
+
+    def newest(self) -> Version:
+        return self.taken[-1][1] if self.taken else Version(0, 0, -1)
+
+    def _run(self) -> None:
+        known = None
+        while not self._is_over.is_set():
+            try:
+                step = self.weights.wait(timeout_s=0.2)
+            except DeadlineExceeded:
+                continue
+            version = self.weights.version
+            if version is None or version == known:
+                self._is_over.wait(0.002)
+                continue
+            known = version
+            self.taken.append((time.monotonic(), version))
+            try:
+                script.assert_same_bytes(dict(self.weights.arrays), self._expected[step])
+            except AssertionError as error:
+                self.wrong.append(f"{version}: {error}")
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, script.Values]:
+    """The values at each step of a run without a fault."""
+    found: dict[int, script.Values] = {}
+
+    def see(step: int, values: script.Values) -> None:
+        found[step] = {name: value.copy() for name, value in values.items()}
+
+    script.reference(num_steps=NUM_STEPS, num_workers=Plan().num_workers, see=see)
+    return found
+
+
+@pytest.fixture
+def follow(stack: ExitStack, expected: dict[int, script.Values]) -> Iterator[Callable[[Cluster], Watching]]:
+    """Starts a follower that is checked, and closed, at the end."""
+    found: list[Watching] = []
+
+    def begin(cluster: Cluster) -> Watching:
+        watching = Watching(cluster.chief_address, expected)
+        found.append(watching)
+        stack.callback(watching.close)
+        return watching
+
+    yield begin
+    for watching in found:
+        assert not watching.wrong
+        versions = [version for _, version in watching.taken]
+        for life in {version.life for version in versions}:  # a number that is chosen at random
+            of_life = [version for version in versions if version.life == life]
+            assert of_life == sorted(set(of_life)), "a follower went back, or showed a version twice"
+
+
+def resumed_s(cluster: Cluster, watching: Watching, since: float) -> float:
+    """How long after the first step that workers had after a moment the follower had that step, or a later one."""
+    first_at, first_step = min(
+        (event["at"], event["after"]) for event in cluster.events() if event["event"] == "step" and event["at"] > since
+    )
+    had_at = min(at for at, version in watching.taken if at > since and version.step >= first_step)
+    return max(0.0, had_at - float(first_at))
+
+
+def await_step(watching: Watching, step: int) -> None:
+    wait_until(lambda: watching.newest().step >= step, timeout_s=40, what=f"the follower has step {step}")
+
+
+FAULTS = {
+    "ps killed": lambda cluster: (cluster.kill("ps 1"), cluster.restart("ps 1"))[0],
+    "chief killed": lambda cluster: (cluster.kill("chief"), cluster.restart("chief"))[0],
+    "all servers killed": lambda cluster: (cluster.kill("ps 0", "ps 1"), cluster.restart("ps 0", "ps 1"))[0],
+    "everything killed": lambda cluster: (cluster.kill("ps 0", "ps 1", "chief"), cluster.restart("ps 0", "ps 1", "chief"))[0],
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_follower_shows_no_wrong_bit_and_goes_on_with_the_next_step(
+    start: Started, follow: Callable[[Cluster], Watching], record: Record, fault: str
+) -> None:
+    cluster = start(Plan(max_steps=NUM_STEPS))
+    cluster.await_step(2)
+    watching = follow(cluster)
+    await_step(watching, 12)
+    at = FAULTS[fault](cluster)
+    await_step(watching, 25)
+    cluster.await_end()
+    assert resumed_s(cluster, watching, at) <= RESUME_S
+    record(f"{fault}, a follower's next step after the workers'", standstill_s=resumed_s(cluster, watching, at), target_s=RESUME_S)
+
+
+@pytest.mark.parametrize("name", ["ps 1", "chief"])
+def test_a_server_that_stands_still_costs_a_follower_time_only(start: Started, follow: Callable[[Cluster], Watching], name: str) -> None:
+    cluster = start(Plan(max_steps=NUM_STEPS))
+    cluster.await_step(2)
+    watching = follow(cluster)
+    await_step(watching, 8)
+    cluster.signal(name, signal.SIGSTOP)
+    wait_until(lambda: time.monotonic() > watching.taken[-1][0] + 3, timeout_s=30, what="the follower stands still")
+    at = cluster.signal(name, signal.SIGCONT)
+    await_step(watching, 25)
+    cluster.await_end()
+    assert resumed_s(cluster, watching, at) <= RESUME_S
+
+
+def test_a_standby_takes_over_without_a_step_back_for_a_follower(start: Started, follow: Callable[[Cluster], Watching]) -> None:
+    cluster = start(Plan(max_steps=NUM_STEPS, has_standbys=True))
+    cluster.await_step(2)
+    watching = follow(cluster)
+    await_step(watching, 12)
+    at = cluster.kill("ps 1")
+    await_step(watching, 25)
+    assert {version.epoch for _, version in watching.taken} == {1}
+    assert resumed_s(cluster, watching, at) <= RESUME_S
