@@ -132,7 +132,7 @@ class ClusterSource:
         member = self._member
         run(
             member.place.await_other(
-                member.registration,
+                self._known,
                 error,
                 Wait("the follower asks what has become of its servers", timeout_s=member.link.transport.timeout_s),
             )
