@@ -122,9 +122,7 @@ class WeightCopy:
         """Gives an update slices that were wrong, fetched whole. Raises MalformedMessage if they are wrong again."""
         sizes = [int(self.selection.sizes[place]) for place in places]
         if received.first.is_patch or received.first.step != update.step or received.first.num_bytes != WORD_BYTES * sum(sizes):
-            raise MalformedMessage(
-                f"{received.first.num_bytes} bytes of step {received.first.step} for {len(places)} wrong slices"
-            )
+            raise MalformedMessage(f"{received.first.num_bytes} bytes of step {received.first.step} for {len(places)} wrong slices")
         words = received.content.view(np.uint16)
         for place, part in zip(places, np.split(words, np.cumsum(sizes)[:-1]), strict=True):
             if checksum([part]) != int(update.proof[place]):

@@ -12,6 +12,7 @@ import pytest
 
 import lockstep
 from lockstep.in_process import InProcessCluster
+from tests.support.cluster.here import follower_of
 from tests.support.repository import ROOT
 from worker_client.sync_replicas import Graph
 
@@ -107,6 +108,19 @@ def gradients_of_all(values): return {name: np.ones_like(value) for name, value 
     + """session.create_or_join({"w": np.zeros(3), "b": np.zeros(2), "embedding": lockstep.EmbeddingTable((9, 2)),
     "batch_mean": lockstep.Buffer(np.zeros(3), "mean")}, optimizer=lockstep.sgd(0.1))
 dw, ids, rows, mean, loss, accuracy, batch_size = np.ones(3), np.arange(2), np.ones((2, 2), np.float32), np.ones(3), 0.5, 0.9, 32""",
+    ("docs/how-to/fresh-weights.md", 0): MODEL
+    + """import threading
+has_begun = threading.Event()
+def train():
+    while not session.is_finished:
+        session.step(compute(session.read()))
+        assert has_begun.wait(20)
+    session.close()
+threading.Thread(target=train).start()
+def generate(arrays, made_at):
+    has_begun.set()
+    assert bool((arrays["w"] != 0).all()) == (made_at > 0)
+""",
     ("docs/how-to/resume.md", 0): CHECKPOINT,
     ("docs/reference/sync-replicas.md", 0): SYNC_REPLICAS,
     ("docs/reference/sync-replicas.md", 1): SYNC_REPLICAS,
@@ -148,6 +162,7 @@ def test_program_of_a_page_runs_as_it_is_printed(
     cluster = InProcessCluster(num_ps=2, total_num_replicas=num_workers, max_steps=20)
     with ExitStack() as stack, Graph().as_default(), ThreadPoolExecutor(num_workers) as threads:
         monkeypatch.setattr(lockstep, "connect", lambda *_, **__: stack.enter_context(lockstep.local(cluster)))
+        monkeypatch.setattr(lockstep, "follow", lambda *_, wire="float32", **__: follower_of(cluster, wire))
         monkeypatch.setattr(lockstep, "observe", lambda: lockstep.observe_local(cluster))
 
         program = tmp_path / f"{Path(page).stem}_{number}.py"

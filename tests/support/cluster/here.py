@@ -21,7 +21,7 @@ from tests.support.cluster.shape import Cluster, ServingCluster, Shape, Start
 from worker_client import Follower, Observer, Session
 from worker_client.following.sources import ClusterSource
 from worker_client.model.wire_format import wire_format
-from worker_client.opening import enter_locally
+from worker_client.opening import LaunchedCluster, enter_locally
 
 
 class ObjectCluster(Cluster):
@@ -39,11 +39,15 @@ class ObjectCluster(Cluster):
         return self._stack.enter_context(closing(worker_client.observe_local(self)))
 
     def follower(self, wire: str = "bfloat16", **more: Any) -> Follower:
-        source = ClusterSource(*enter_locally(self))
-        return self._stack.enter_context(closing(Follower(source, encoding=wire_format(wire).variable_encoding, **more)))
+        return self._stack.enter_context(closing(follower_of(self, wire, **more)))
 
     def client(self) -> Chief:
         return self.chief
+
+
+def follower_of(cluster: LaunchedCluster, wire: str, **more: Any) -> Follower:
+    """Returns a follower of a cluster of objects."""
+    return Follower(ClusterSource(*enter_locally(cluster)), encoding=wire_format(wire).variable_encoding, **more)
 
 
 class ServedCluster(ServingCluster):
