@@ -1,6 +1,7 @@
 """A cluster of processes whose workers contribute by the script and keep diaries, behind relays if its plan says so."""
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ class Cluster(ProcessCluster):
         super().__init__(plan, stack, directory=directory, sockets=sockets)
         self.chief_conditions, self.worker_conditions = Conditions(), Conditions()
         self.worker_to_chief, self.lonely_conditions = Conditions(), Conditions()
+        self.own_conditions = Conditions()  # of the test itself
         self.proxies: list[Relay] = []
         if plan.has_proxies:
             ways = [partial(self._conditions_of, index) for index in range(plan.num_ps)]
@@ -109,6 +111,8 @@ class Cluster(ProcessCluster):
         return [*flags, *(self.plan.worker_flags or {}).get(index, ())]
 
     def _conditions_of(self, server: int, pid: int) -> Conditions:
+        if pid == os.getpid():
+            return self.own_conditions
         name = self.name_of(pid)
         if (name, server) == self.plan.lonely:
             return self.lonely_conditions

@@ -1,6 +1,8 @@
 """Followers of the weights while servers and chiefs are killed, stopped and cut off: what they show is always one step, bit by bit."""
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +12,12 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded
+from ps_protocol.roles.chief import ClusterStatus
 from tests.chaos import script
 from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
-from tests.chaos.plan import Plan
+from tests.chaos.plan import ENDLESS, Plan
+from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 from worker_client.following.sources import Version
 
@@ -153,3 +157,53 @@ def test_a_standby_takes_over_without_a_step_back_for_a_follower(start: Started,
     await_step(watching, 25)
     assert {version.epoch for _, version in watching.taken} == {1}
     assert resumed_s(cluster, watching, at) <= RESUME_S
+
+
+@pytest.mark.parametrize("way", ["both ways", "there", "back"])
+def test_a_follower_that_was_cut_off_is_current_again_within_2_s(
+    start: Started, follow: Callable[[Cluster], Watching], record: Record, way: str
+) -> None:
+    cluster = start(Plan(max_steps=ENDLESS, transport="grpc", has_proxies=True, pace_s=0.2))
+    cluster.await_step(2)
+    watching = follow(cluster)
+    await_step(watching, 5)
+    cluster.own_conditions.to_server, cluster.own_conditions.to_client = way == "back", way == "there"
+    wait_until(lambda: time.monotonic() > watching.taken[-1][0] + 6, timeout_s=30, what="the follower stands still")
+    with pytest.raises(DeadlineExceeded, match=r"nothing was heard of newer steps|ps \d at"):
+        watching.weights.wait(max_lag=0, timeout_s=0.01)
+    cluster.own_conditions.to_server = cluster.own_conditions.to_client = True
+    healed_at, reached = time.monotonic(), cluster.reached()
+    await_step(watching, reached)
+    record(f"a follower was cut off, {way}: after healing", standstill_s=time.monotonic() - healed_at, target_s=RESUME_S)
+    assert time.monotonic() - healed_at <= RESUME_S
+    assert reached < NUM_STEPS, "the run went beyond what is expected"
+
+
+def test_connections_of_a_follower_that_break_again_and_again_cost_it_nothing(
+    start: Started, follow: Callable[[Cluster], Watching]
+) -> None:
+    cluster = start(Plan(max_steps=ENDLESS, transport="grpc", has_proxies=True))
+    cluster.await_step(2)
+    watching = follow(cluster)
+    for step in (6, 9, 12, 15):
+        await_step(watching, step)
+        for proxy in cluster.proxies:
+            proxy.sever(cluster.own_conditions)
+    await_step(watching, 20)
+
+
+def test_a_follower_that_is_killed_holds_nobody_up(start: Started) -> None:
+    program = "import lockstep\nwith lockstep.follow({!r}, wire='bfloat16') as weights:\n    while True: weights.wait(max_lag=0)"
+    cluster = start(Plan(max_steps=NUM_STEPS))
+    cluster.await_step(2)
+    followers = [subprocess.Popen([sys.executable, "-c", program.format(cluster.chief_address)], cwd=ROOT) for _ in range(3)]
+    cluster.await_status(lambda status: _num_following(status) == 3, what="three follow")
+    for process in followers:
+        process.kill()
+        process.wait(10)
+    cluster.await_end()
+    cluster.assert_as_without_faults()
+
+
+def _num_following(status: ClusterStatus) -> int:
+    return sum(one.doing.startswith("follows at step") for one in status.participants)
