@@ -78,6 +78,8 @@ _LAZY = {
     "follow": "worker_client.following.follow",
     "Follower": "worker_client.following.follower",
     "Part": "worker_client.following.follower",
+    "Publisher": "worker_client.following.publisher",
+    "publish": "worker_client.following.publisher",
     "DNNClassifier": "worker_client.estimator",
     "DNNRegressor": "worker_client.estimator",
 }
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from worker_client.estimator import DNNRegressor as DNNRegressor
     from worker_client.following.follow import follow
     from worker_client.following.follower import Follower, Part
+    from worker_client.following.publisher import Publisher, publish
 
 __all__ = [
     "AverageSpec",
@@ -109,6 +112,7 @@ __all__ = [
     "Placement",
     "PolicySpec",
     "PsError",
+    "Publisher",
     "Push",
     "PushOutcome",
     "Schedule",
@@ -152,6 +156,7 @@ __all__ = [
     "polynomial_decay",
     "proximal_adagrad",
     "proximal_sgd",
+    "publish",
     "rmsprop",
     "sgd",
     "ssp_policy",

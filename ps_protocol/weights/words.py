@@ -31,11 +31,13 @@ class Selection:
         wanted = frozenset(range(len(layout.slices)) if slices is None else slices)
         if not wanted <= frozenset(range(len(layout.slices))):
             raise InvalidSpec(f"slices {sorted(wanted)}: the layout has {len(layout.slices)}, numbered from 0")
-        starts = [*_word_starts(layout, encoding), encoded_nbytes(layout, encoding) // WORD_BYTES]
+        places = [*_places(layout, encoding)]
+        starts = [*(start for start, _ in places), encoded_nbytes(layout, encoding) // WORD_BYTES]
         chosen = [place for place, index in enumerate(layout.order) if index in wanted]
         self.layout, self.encoding = layout, encoding
         self.is_whole = len(chosen) == len(layout.order)
         self.of = tuple(layout.order[place] for place in chosen)
+        self._is_encoded = [places[place][1] for place in chosen]
         self.starts = np.array([starts[place] for place in chosen], np.int64)
         self.sizes = np.array([starts[place + 1] - starts[place] for place in chosen], np.int64)
         ends = np.cumsum(self.sizes)
@@ -56,7 +58,7 @@ class Selection:
     def content_of(self, words: Array, place: int) -> tuple[Array, bool]:
         """Returns the bytes of the slice at a place, without its padding, and whether they are encoded."""
         piece = self.layout.slices[self.of[place]]
-        is_encoded = self.encoding is not FloatEncoding.AS_IS and piece.variable.data_type.dtype == np.float32
+        is_encoded = self._is_encoded[place]
         nbytes = piece.nbytes // 2 if is_encoded else piece.nbytes
         return self.words_of(words, place).view(np.uint8)[:nbytes], is_encoded
 
@@ -84,22 +86,20 @@ class Selection:
         return np.array([checksum([self.words_of(words, place)]) for place in range(len(self.of))], np.uint64)
 
 
-def _word_starts(layout: Layout, encoding: FloatEncoding) -> Iterator[int]:
-    """Yields where each slice begins in the encoded arena, in the order in which they lie there."""
-    ranges = iter(encoded_ranges(layout, encoding))
-    one = None
+def _places(layout: Layout, encoding: FloatEncoding) -> Iterator[tuple[int, bool]]:
+    """Yields where each slice begins in the encoded arena, in words, and whether it is encoded, in the order in which they lie there."""
+    ranges = [*encoded_ranges(layout, encoding)]
+    at = 0
     for index in layout.order:
         offset = layout.offsets[index]
-        while one is None or offset >= one.arena.stop:
-            following = next(ranges, None)
-            if following is None:
-                break  # nothing but slices without elements at the end
-            one = following
-        if one is None:
-            yield 0
+        while at + 1 < len(ranges) and offset >= ranges[at].arena.stop:
+            at += 1
+        if not ranges:
+            yield 0, False  # nothing but slices without elements
             continue
+        one = ranges[at]
         within = offset - one.arena.start
-        yield (one.start + (within // 2 if one.is_encoded else within)) // WORD_BYTES
+        yield (one.start + (within // 2 if one.is_encoded else within)) // WORD_BYTES, one.is_encoded
 
 
 # What differs between two copies.

@@ -21,6 +21,7 @@ from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 from worker_client.following.sources import Version
 
+pytestmark = pytest.mark.timeout(150)
 NUM_STEPS = 60
 # From the first step that is made again to when a follower has it.
 RESUME_S = 2.0
@@ -119,6 +120,7 @@ FAULTS = {
 
 
 @pytest.mark.quick
+@pytest.mark.shows("F39")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_follower_shows_no_wrong_bit_and_goes_on_with_the_next_step(
     start: Started, follow: Callable[[Cluster], Watching], record: Record, fault: str
@@ -159,6 +161,7 @@ def test_a_standby_takes_over_without_a_step_back_for_a_follower(start: Started,
     assert resumed_s(cluster, watching, at) <= RESUME_S
 
 
+@pytest.mark.shows("F39")
 @pytest.mark.parametrize("way", ["both ways", "there", "back"])
 def test_a_follower_that_was_cut_off_is_current_again_within_2_s(
     start: Started, follow: Callable[[Cluster], Watching], record: Record, way: str
@@ -192,6 +195,7 @@ def test_connections_of_a_follower_that_break_again_and_again_cost_it_nothing(
     await_step(watching, 20)
 
 
+@pytest.mark.shows("F39")
 def test_a_follower_that_is_killed_holds_nobody_up(start: Started) -> None:
     program = "import lockstep\nwith lockstep.follow({!r}, wire='bfloat16') as weights:\n    while True: weights.wait(max_lag=0)"
     cluster = start(Plan(max_steps=NUM_STEPS))

@@ -27,6 +27,7 @@ VALUES: dict[str, Array] = {
     "b": np.full(3, 0.5, np.float32),
     "d": np.array(2.5),
 }
+MEAN = np.linspace(0, 1, 7, dtype=np.float32)
 
 
 def bfloat16(values: Array) -> Array:
@@ -42,19 +43,21 @@ class Trained:
     def __init__(self, cluster: Cluster, *, rate: float = 1e-3) -> None:
         self.cluster, self.rng = cluster, np.random.default_rng(0)
         self.session = cluster.session()
-        self.session.create_or_join(VALUES, optimizer=worker_client.adam(rate))
+        self.session.create_or_join({**VALUES, "mean": worker_client.Buffer(MEAN)}, optimizer=worker_client.adam(rate))
 
     def step(self, count: int = 1) -> int:
         for _ in range(count):
             self.session.read()
             gradients = {name: self.rng.normal(size=value.shape).astype(value.dtype) for name, value in VALUES.items()}
-            assert self.session.step(gradients, timeout_s=20).is_accepted
+            updates = {"mean": self.rng.normal(size=7).astype(np.float32)}
+            assert self.session.step(gradients, updates=updates, timeout_s=20).is_accepted
         return self.session.global_step
 
     def check(self, arrays: "dict[str, Array]", wire: str = "bfloat16") -> None:
         """The arrays have the cluster's bits, as they travel."""
         for name, value in self.session.read().items():
-            expected = bfloat16(value).reshape(value.shape) if wire == "bfloat16" and value.dtype == np.float32 else value
+            is_rounded = wire == "bfloat16" and value.dtype == np.float32 and name != "mean"  # statistics travel as they are
+            expected = bfloat16(value).reshape(value.shape) if is_rounded else value
             np.testing.assert_array_equal(arrays[name], expected)
 
 
@@ -155,6 +158,7 @@ def test_a_wait_for_a_step_that_does_not_come_says_what_is_there(trained: Traine
         weights.wait(step=7, timeout_s=0.3)
 
 
+@pytest.mark.shows("F40")
 def test_a_word_that_was_damaged_is_noticed_and_mended(trained: Trained, caplog: pytest.LogCaptureFixture) -> None:
     weights = trained.cluster.follower()
     weights.wait()

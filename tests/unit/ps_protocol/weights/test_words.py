@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import InvalidSpec, MalformedMessage
 from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_protocol.weights import words as module
 from ps_protocol.weights.words import Patch, Selection, decode_patch, difference, encode_patch, merged
 
 
-def piece(name: str, *shape: int, data_type: DataType = DataType.FLOAT32) -> VariableSlice:
-    return VariableSlice(variable=VariableSpec(name=name, shape=shape, data_type=data_type), start=0, stop=shape[0] if shape else 1)
+def piece(name: str, *shape: int, data_type: DataType = DataType.FLOAT32, optimizer: OptimizerSpec | None = None) -> VariableSlice:
+    variable = VariableSpec(name=name, shape=shape, data_type=data_type, optimizer=optimizer)
+    return VariableSlice(variable=variable, start=0, stop=shape[0] if shape else 1)
 
 
-# Types that are encoded and types that are not, a slice without elements, and one of several blocks of a digest.
+# Types that are encoded and types that are not, a slice without elements, and a statistic, which is not encoded.
 LAYOUT = Layout(
     [
         piece("a", 1000),
@@ -25,6 +27,7 @@ LAYOUT = Layout(
         piece("half", 7, data_type=DataType.FLOAT16),
         piece("b", 300, 100),
         piece("d", 5, data_type=DataType.FLOAT64),
+        piece("mean", 9, optimizer=OptimizerSpec(name="assign_mean", learning_rate=constant(0.0))),
     ]
 )
 ENCODINGS = (FloatEncoding.AS_IS, FloatEncoding.BFLOAT16)
@@ -100,11 +103,12 @@ def test_slices_lie_where_the_encoded_arena_has_them(encoding: FloatEncoding) ->
     selection = Selection(LAYOUT, encoding)
     assert selection.num_words * 2 == encoded_nbytes(LAYOUT, encoding)
     words = random_words(selection.num_words)
-    sizes = {"a": 1000, "none": 0, "half": 7, "b": 30_000, "d": 5}
+    sizes = {"a": 1000, "none": 0, "half": 7, "b": 30_000, "d": 5, "mean": 9}
     for place, index in enumerate(selection.of):
         variable = LAYOUT.slices[index].variable
         content, is_encoded = selection.content_of(words, place)
-        assert is_encoded == (encoding is not FloatEncoding.AS_IS and variable.data_type is DataType.FLOAT32)
+        # What takes plain updates travels as it is.
+        assert is_encoded == (encoding is not FloatEncoding.AS_IS and variable.name in ("a", "none", "b"))
         assert content.nbytes == sizes[variable.name] * (2 if is_encoded else variable.data_type.itemsize)
 
 
@@ -122,8 +126,8 @@ def test_a_reader_of_some_slices_gets_their_part_of_a_patch(encoding: FloatEncod
 
 
 def test_slices_that_the_layout_does_not_have_are_refused() -> None:
-    with pytest.raises(InvalidSpec, match="the layout has 5"):
-        Selection(LAYOUT, FloatEncoding.AS_IS, (5,))
+    with pytest.raises(InvalidSpec, match="the layout has 6"):
+        Selection(LAYOUT, FloatEncoding.AS_IS, (6,))
 
 
 GOOD = encode_patch(Patch(positions=np.array([3, 900], np.uint32), values=np.array([1, 2], np.uint16)), num_words=1000)
