@@ -6,14 +6,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded
 from ps_protocol.roles.chief import ClusterStatus
-from tests.chaos import script
+from tests.chaos import publisher, script
 from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
@@ -193,6 +193,23 @@ def test_connections_of_a_follower_that_break_again_and_again_cost_it_nothing(
         for proxy in cluster.proxies:
             proxy.sever(cluster.own_conditions)
     await_step(watching, 20)
+
+
+@pytest.mark.parametrize("name", ["worker 0", "ps 1", "chief"])
+def test_what_is_published_is_shown_whole_whoever_is_killed(start: Started, name: str) -> None:
+    """A number among the values says what the others are, so that a mixture would show."""
+    plan = Plan(program=("-m", "tests.chaos.publisher"), num_workers=1, max_steps=ENDLESS, checkpoint_steps=5)
+    cluster = start(plan)
+    with closing(worker_client.follow(cluster.chief_address, timeout_s=20)) as weights:
+        taken = set()
+        for _ in range(3):
+            reached = weights.wait(timeout_s=20)
+            while weights.wait(timeout_s=20) < reached + 20:
+                taken.add(weights.version)
+                script.assert_same_bytes(dict(weights.arrays), publisher.values_of(int(weights.arrays["number"])))
+            cluster.kill(name)
+            cluster.restart(name)
+        assert len(taken) > 5
 
 
 @pytest.mark.shows("F39")

@@ -14,6 +14,7 @@ import lockstep
 from lockstep.in_process import InProcessCluster
 from tests.support.cluster.here import follower_of
 from tests.support.repository import ROOT
+from worker_client import Publisher
 from worker_client.sync_replicas import Graph
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -121,6 +122,11 @@ def generate(arrays, made_at):
     has_begun.set()
     assert bool((arrays["w"] != 0).all()) == (made_at > 0)
 """,
+    ("docs/how-to/fresh-weights.md", 1): """import types, numpy as np
+w = np.zeros(3)
+model, batches = types.SimpleNamespace(named_parameters=lambda: [("w", w)]), [1.0, 2.0]
+def train(model, batch): w[:] += batch
+""",
     ("docs/how-to/resume.md", 0): CHECKPOINT,
     ("docs/reference/sync-replicas.md", 0): SYNC_REPLICAS,
     ("docs/reference/sync-replicas.md", 1): SYNC_REPLICAS,
@@ -162,6 +168,7 @@ def test_program_of_a_page_runs_as_it_is_printed(
     cluster = InProcessCluster(num_ps=2, total_num_replicas=num_workers, max_steps=20)
     with ExitStack() as stack, Graph().as_default(), ThreadPoolExecutor(num_workers) as threads:
         monkeypatch.setattr(lockstep, "connect", lambda *_, **__: stack.enter_context(lockstep.local(cluster)))
+        monkeypatch.setattr(lockstep, "publish", lambda parameters: Publisher(parameters, lockstep.connect()))
         monkeypatch.setattr(lockstep, "follow", lambda *_, wire="float32", **__: follower_of(cluster, wire))
         monkeypatch.setattr(lockstep, "observe", lambda: lockstep.observe_local(cluster))
 
