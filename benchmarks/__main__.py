@@ -19,6 +19,7 @@ SUITES = {
     "checkpoint": ("suites.saving.checkpoint", "what saving costs the steps of one parameter server"),
     "durability": ("suites.saving.durability", "a step's time with each --durability"),
     "compression": ("suites.wire.compression", "what each wire format saves, costs and spoils"),
+    "fresh": ("suites.wire.fresh", "what followers of the weights receive, how soon, and what it costs the trainer"),
     "policies": ("suites.coordination.policies", "sync, ssp and async on the same work, one worker slow"),
     "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),

@@ -37,8 +37,6 @@ from worker_client.following.sources import Followed, Source, Version
 
 log = logging.getLogger("lockstep.follow")
 
-# How long one call waits for the next step: less than the silence that is worth a warning.
-_POLL_S = 1.5
 # Where servers have steps of their own, one that has none is not waited for longer, for the others' sake.
 _SHORT_POLL_S = 0.1
 # What was heard longer ago says nothing about how old the weights are.
@@ -97,7 +95,7 @@ class Follower:
         self._version: Version | None = None
         self._newest_step, self._heard_at = 0, -FRESH_S
         self._reason = f"{source.place} has not answered yet"
-        self._error: PsError | None = None
+        self._error: Exception | None = None
         self._is_over = False
         self.received_bytes = self.num_patches = self.num_wholes = self.num_mended = 0
         self._ahead = 0
@@ -138,7 +136,7 @@ class Follower:
     def lag(self) -> int:
         """How many steps the weights that the program has are behind the newest that was heard of."""
         with self._changed:
-            return self._newest_step - self._taken.step if self._taken is not None else self._newest_step
+            return max(0, self._newest_step - (self._taken.step if self._taken is not None else 0))
 
     @property
     def is_over(self) -> bool:
@@ -314,13 +312,9 @@ class Follower:
                     copy.forget()
             except (Unavailable, ShuttingDown, DeadlineExceeded, LimitExceeded) as error:
                 reason = error.message
-            except PsError as error:
+            except Exception as error:  # else those who wait would wait for ever
                 self._end(error)
                 return
-            except RuntimeError:
-                if self._closed.is_set():
-                    return  # the source was closed meanwhile
-                raise
             self._say(reason, is_over=self._source.is_over)
             self._closed.wait(next(pauses))
 
@@ -366,15 +360,15 @@ class Follower:
         self._ahead //= 2
 
     def _receive_step(self, indices: Sequence[int]) -> dict[int, Transfer]:
-        """Fetches one step from all shards, which the first of them names unless steps pass too fast; nothing if there is none."""
+        """Fetches one step from all shards: the newest, or one ahead where steps pass too fast for that; nothing if there is none."""
         step = self._newest_step + self._ahead if self._ahead else None
-        first = indices[:1] if step is None else indices
-        received = self._receive({index: self._request(index, step=step, max_wait_s=_POLL_S) for index in first})
-        if received and len(first) < len(indices):
-            step = received[first[0]].first.step
-            received |= self._receive({index: self._request(index, step=step, max_wait_s=_POLL_S) for index in indices[1:]})
+        received = self._receive({index: self._request(index, step=step, max_wait_s=self._source.poll_s) for index in indices})
         if len(received) == len(indices):
-            return received
+            step = max(transfer.first.step for transfer in received.values())
+            behind = [index for index, transfer in received.items() if transfer.first.step < step]
+            received |= self._receive({index: self._request(index, step=step, max_wait_s=self._source.poll_s) for index in behind})
+            if all(transfer.first.step == step for transfer in received.values()):
+                return received
         self._ahead = 0  # what was aimed for did not come
         return {}
 
@@ -495,7 +489,7 @@ class Follower:
             self._reason, self._is_over = reason, self._is_over or is_over
             self._changed.notify_all()
 
-    def _end(self, error: PsError) -> None:
+    def _end(self, error: Exception) -> None:
         with self._changed:
             if not self._closed.is_set():
                 self._error = error.with_traceback(None)

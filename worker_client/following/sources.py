@@ -47,6 +47,10 @@ class Source(Protocol):
         """What it is, for texts."""
 
     @property
+    def poll_s(self) -> float:
+        """How long one call may wait for the next step."""
+
+    @property
     def is_over(self) -> bool:
         """Whether no more steps will come."""
 
@@ -79,6 +83,11 @@ class ClusterSource:
     def place(self) -> str:
         """The chief."""
         return f"the cluster of the chief at {self._member.link.address or 'this process'}"
+
+    @property
+    def poll_s(self) -> float:
+        """Less than the silence that is worth a warning; in one process no call can be cut short."""
+        return 0.1 if self._member.link.transport.is_in_process else 1.5
 
     @property
     def is_over(self) -> bool:
