@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.targets import BFLOAT16, SHM
+from benchmarks.suites.wire import characters
 
 SMALL = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--steps", "5"]
 ROLES = {"chief", "ps", "worker"}
@@ -78,6 +79,24 @@ def test_policies_are_measured_on_the_same_work(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.timeout(120)
+def test_followers_are_measured_beside_the_whole_and_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--what", "times", "--sizes", "1MiB", "--followers", "2", "--turns", "1", "--steps", "5", "--pace", "0.05"]
+    assert benchmarks(["run", "fresh", *few, "--json"]) == 0
+    (times,) = json.loads(capsys.readouterr().out)["times"]
+    assert times["num_swaps"] > 0
+    assert 0 < times["p50_s"] <= times["p99_s"]
+    assert min(times[name] for name in ("whole_s", "http_s", "alone_s", "followed_s")) > 0
+    assert times["whole_bytes"] > 10 * times["answer_bytes"]
+
+
+def test_real_updates_change_less_at_a_lower_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(characters, "_NUM_WARMUP", 3)
+    monkeypatch.setattr(characters, "_NUM_MEASURED", 2)
+    low, high = characters.changes_at(1e-6), characters.changes_at(1e-3)
+    assert low["share"] < high["share"] / 10
+    assert low["bytes"] < low["whole"] / 10
+
+
 def test_a_table_is_measured_in_rows_bytes_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--rows", "20000", "--rows-per-push", "50", "--steps", "4", "--optimizer", "adam", "--json"]
     assert benchmarks(["run", "sparse_table", *arguments]) == 0
