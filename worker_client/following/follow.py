@@ -1,10 +1,13 @@
 """From an address to a follower. Knows addresses and arguments; no step."""
 
+import os
 from collections.abc import Iterable, Mapping
 
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding
 from ps_protocol.errors import InvalidSpec, is_boundary
+from ps_protocol.model.shown import shown
 from ps_protocol.security.options import Security
-from worker_client.following.follower import Follower, Part
+from worker_client.following.follower import Follower, Part, parts_of
 from worker_client.following.sources import ClusterSource
 from worker_client.model.wire_format import wire_format
 from worker_client.opening import TIMEOUT_S, enter_as_observer
@@ -28,8 +31,16 @@ def follow(
     cluster must have answered once, and may be away later: the follower keeps what it has, and goes on when it is there again. Raises
     what `observe()` raises.
     """
-    encoding = wire_format(wire).variable_encoding if wire is None or isinstance(wire, str) else None
-    if encoding is None:
-        raise InvalidSpec(f"wire: got a {type(wire).__name__}, want a str such as 'bfloat16'")
+    encoding = _encoding(wire)
+    parts = parts_of(names)
     link, registration = enter_as_observer(chief, cluster=cluster, timeout_s=timeout_s, wire=None, security=security)
-    return Follower(ClusterSource(link, registration), encoding=encoding, names=names)
+    return Follower(ClusterSource(link, registration), encoding=encoding, parts=parts)
+
+
+def _encoding(wire: str | None) -> FloatEncoding:
+    if wire is None:
+        return wire_format(os.environ.get("LOCKSTEP_WIRE") or None).variable_encoding
+    names = [one.name for one in FORMATS.values() if one.is_for_variables]
+    if wire not in names:
+        raise InvalidSpec(f"wire: got {shown(wire)}, want one of {', '.join(map(repr, names))}")
+    return wire_format(wire).variable_encoding

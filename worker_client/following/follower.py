@@ -84,9 +84,9 @@ class Follower:
     calls: `wait`, `into`. Never a mixture of two steps, and never a step whose bytes were not proved. For one thread of the program.
     """
 
-    def __init__(self, source: Source, *, encoding: FloatEncoding, names: "Iterable[str] | Mapping[str, str | Part] | None" = None) -> None:
+    def __init__(self, source: Source, *, encoding: FloatEncoding, parts: "Mapping[str, Part] | None" = None) -> None:
         self._source, self._encoding = source, encoding
-        self._wanted = _parts(names)
+        self._wanted = parts  # None: all variables
         self._changed = threading.Condition()
         self._closed = threading.Event()
         # What the thread has, under the condition: copies of one step, or of none.
@@ -496,7 +496,8 @@ class Follower:
             self._changed.notify_all()
 
 
-def _parts(names: "Iterable[str] | Mapping[str, str | Part] | None") -> dict[str, Part] | None:
+def parts_of(names: "Iterable[str] | Mapping[str, str | Part] | None") -> dict[str, Part] | None:
+    """Returns what a program wants to follow, by the names that it has there; None: all variables. Raises InvalidSpec."""
     if names is None:
         return None
     if isinstance(names, str):

@@ -24,11 +24,9 @@ Parameters = Mapping[str, Any] | Iterable[tuple[str, Any]]
 class Publisher:
     """Gives a cluster the values that a program's parameters have. Made by `publish()`, used as a context manager. For one thread."""
 
-    def __init__(self, parameters: "Parameters | Callable[[], Parameters]", session: Session) -> None:
-        self._read = _reader(parameters)
-        self._session = session
-        values = self._read()
-        session.create_or_join(values, optimizer=_ASSIGN)
+    def __init__(self, read: Callable[[], dict[str, Array]], session: Session) -> None:
+        self._read, self._session = read, session
+        session.create_or_join(read(), optimizer=_ASSIGN)
         status = session.status()
         if status.replicas_to_aggregate != 1 or not status.policy.has_common_steps:
             raise InvalidSpec(
@@ -84,19 +82,24 @@ def publish(
     The other arguments and errors are those of `connect()`: WorkerIndexTaken where there is a publisher. Also raises ModelMismatch where
     the cluster has other parameters, and InvalidSpec.
     """
+    read = reader_of(parameters)
+    read()
     session = connect(chief, worker_index=0, cluster=cluster, timeout_s=timeout_s, transport=transport, security=security)
     try:
-        return Publisher(parameters, session)
+        return Publisher(read, session)
     except BaseException:
         session.close()
         raise
 
 
-def _reader(parameters: "Parameters | Callable[[], Parameters]") -> Callable[[], dict[str, Array]]:
+def reader_of(parameters: "Parameters | Callable[[], Parameters]") -> Callable[[], dict[str, Array]]:
+    """Returns what reads the parameters as arrays, each time anew. Raises InvalidSpec, as it does then."""
     if callable(parameters):
         return lambda: _arrays(parameters())
     if isinstance(parameters, Mapping):
         return lambda: _arrays(parameters)
+    if not isinstance(parameters, Iterable):
+        raise InvalidSpec(f"publish: got {shown(parameters)}, want pairs of a name and an array, such as model.named_parameters()")
     kept = [*parameters]  # an iterator can be read once only
     return lambda: _arrays(kept)
 

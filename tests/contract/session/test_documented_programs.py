@@ -14,7 +14,7 @@ import lockstep
 from lockstep.in_process import InProcessCluster
 from tests.support.cluster.here import follower_of
 from tests.support.repository import ROOT
-from worker_client import Publisher
+from worker_client.following.publisher import Publisher, reader_of
 from worker_client.sync_replicas import Graph
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -168,7 +168,7 @@ def test_program_of_a_page_runs_as_it_is_printed(
     cluster = InProcessCluster(num_ps=2, total_num_replicas=num_workers, max_steps=20)
     with ExitStack() as stack, Graph().as_default(), ThreadPoolExecutor(num_workers) as threads:
         monkeypatch.setattr(lockstep, "connect", lambda *_, **__: stack.enter_context(lockstep.local(cluster)))
-        monkeypatch.setattr(lockstep, "publish", lambda parameters: Publisher(parameters, lockstep.connect()))
+        monkeypatch.setattr(lockstep, "publish", lambda parameters: Publisher(reader_of(parameters), lockstep.connect()))
         monkeypatch.setattr(lockstep, "follow", lambda *_, wire="float32", **__: follower_of(cluster, wire))
         monkeypatch.setattr(lockstep, "observe", lambda: lockstep.observe_local(cluster))
 

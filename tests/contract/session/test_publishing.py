@@ -13,7 +13,7 @@ from ps_protocol.errors import InvalidSpec, ModelMismatch, WorkerIndexTaken
 from ps_protocol.model.variables import Array
 from tests.support.cluster.here import ServedCluster, start_over
 from tests.support.cluster.shape import Cluster, Shape, Start
-from worker_client import Publisher
+from worker_client.following.publisher import Publisher, reader_of
 
 start = start_over(["in process", "grpc", "shared memory"])
 
@@ -40,7 +40,7 @@ def cluster_of(start: Start, **more: Any) -> Cluster:
 def test_each_published_step_is_what_followers_have_bit_by_bit(start: Start) -> None:
     cluster, program = cluster_of(start), Program()
     weights = cluster.follower("float32")
-    with Publisher(program.named_parameters(), cluster.session()) as publisher:
+    with Publisher(reader_of(program.named_parameters()), cluster.session()) as publisher:
         for step in (1, 2, 3):
             program.train()
             assert publisher.step() == publisher.global_step == step
@@ -52,7 +52,7 @@ def test_each_published_step_is_what_followers_have_bit_by_bit(start: Start) -> 
 @pytest.mark.parametrize("form", [dict, lambda pairs: lambda kept=[*pairs]: kept])
 def test_parameters_come_as_a_dict_or_from_a_function(start: Start, form: Callable[[Any], Any]) -> None:
     cluster, program = cluster_of(start), Program()
-    with Publisher(form(program.named_parameters()), cluster.session()) as publisher:
+    with Publisher(reader_of(form(program.named_parameters())), cluster.session()) as publisher:
         assert publisher.step() == 1
 
 
@@ -60,11 +60,11 @@ def test_a_publisher_that_is_started_again_goes_on_with_the_next_step(start: Sta
     cluster, program = cluster_of(start), Program()
     weights = cluster.follower("float32")
     session = cluster.session()
-    first = Publisher(program.named_parameters(), session)
+    first = Publisher(reader_of(program.named_parameters()), session)
     assert first.step() == 1
     program.train()
     session.membership.leave("killed")
-    with Publisher(program.named_parameters(), cluster.session()) as publisher:
+    with Publisher(reader_of(program.named_parameters()), cluster.session()) as publisher:
         assert publisher.global_step == 1
         assert publisher.step() == 2
         assert weights.wait(step=2, timeout_s=20) == 2
@@ -74,10 +74,10 @@ def test_a_publisher_that_is_started_again_goes_on_with_the_next_step(start: Sta
 def test_a_cluster_with_other_parameters_is_refused(start: Start) -> None:
     cluster, program = cluster_of(start), Program()
     session = cluster.session()
-    Publisher(program.named_parameters(), session).step()
+    Publisher(reader_of(program.named_parameters()), session).step()
     session.membership.leave("killed")
     with pytest.raises(ModelMismatch), cluster.session() as session:
-        Publisher({"w": np.zeros(2)}, session)
+        Publisher(reader_of({"w": np.zeros(2)}), session)
 
 
 def test_a_second_publisher_is_refused_and_the_first_goes_on(socket_dir: Path) -> None:
@@ -92,13 +92,14 @@ def test_a_second_publisher_is_refused_and_the_first_goes_on(socket_dir: Path) -
 def test_a_cluster_whose_steps_take_several_contributions_is_refused(start: Start) -> None:
     session = start(Shape(num_ps=1, num_workers=2)).session()
     with pytest.raises(InvalidSpec, match="takes 2 contributions"):
-        Publisher(Program().named_parameters(), session)
+        Publisher(reader_of(Program().named_parameters()), session)
 
 
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
         ([], "there are no parameters"),
+        (3, "got 3, want pairs"),
         ([np.zeros(3)], "want pairs of a name and an array"),
         ([("w", np.zeros(3)), ("w", np.zeros(3))], "'w' occurs twice"),
         ({"n": np.zeros(3, np.int64)}, "'n' has elements of type int64"),
@@ -106,12 +107,12 @@ def test_a_cluster_whose_steps_take_several_contributions_is_refused(start: Star
 )
 def test_what_are_no_parameters_is_refused(parameters: Any, words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
-        Publisher(parameters, None)  # type: ignore[arg-type]
+        reader_of(parameters)()
 
 
 def test_parameters_that_change_their_shape_are_refused_and_nothing_is_published(start: Start) -> None:
     cluster, parameters = cluster_of(start), {"w": np.zeros(3)}
-    with Publisher(parameters, cluster.session()) as publisher:
+    with Publisher(reader_of(parameters), cluster.session()) as publisher:
         parameters["w"] = np.zeros(4)
         with pytest.raises(worker_client.PsError, match="'w'"):
             publisher.step()
@@ -144,7 +145,7 @@ class HalfTensor:
 def test_half_precision_is_held_without_losing_a_bit(start: Start) -> None:
     cluster, values = cluster_of(start), np.array([0.1, 65504, 6e-8], np.float16)
     weights = cluster.follower("float16")
-    with Publisher({"t": HalfTensor(values), "n": values}, cluster.session()) as publisher:
+    with Publisher(reader_of({"t": HalfTensor(values), "n": values}), cluster.session()) as publisher:
         weights.wait(step=publisher.step(), timeout_s=20)
         np.testing.assert_array_equal(weights.arrays["t"], values.astype(np.float32))
         np.testing.assert_array_equal(weights.arrays["n"], values.astype(np.float32))

@@ -19,6 +19,7 @@ from ps_server.serving.local import InProcessShard
 from tests.support.chief.running_chief import RunningChief, parameter_server
 from tests.support.cluster.shape import Cluster, ServingCluster, Shape, Start
 from worker_client import Follower, Observer, Session
+from worker_client.following.follower import parts_of
 from worker_client.following.sources import ClusterSource
 from worker_client.model.wire_format import wire_format
 from worker_client.opening import LaunchedCluster, enter_locally
@@ -45,9 +46,10 @@ class ObjectCluster(Cluster):
         return self.chief
 
 
-def follower_of(cluster: LaunchedCluster, wire: str, **more: Any) -> Follower:
+def follower_of(cluster: LaunchedCluster, wire: str, names: Any = None) -> Follower:
     """Returns a follower of a cluster of objects."""
-    return Follower(ClusterSource(*enter_locally(cluster)), encoding=wire_format(wire).variable_encoding, **more)
+    source = ClusterSource(*enter_locally(cluster))
+    return Follower(source, encoding=wire_format(wire).variable_encoding, parts=parts_of(names))
 
 
 class ServedCluster(ServingCluster):
