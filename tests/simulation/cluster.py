@@ -18,6 +18,7 @@ from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
 from ps_protocol.roles.request import Request
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
+from tests.simulation.follower import SimulatedFollower
 from tests.simulation.histories import SimulatedHistory, audited
 from tests.simulation.impostor import start_impostor
 from tests.simulation.nemesis import Nemesis
@@ -64,6 +65,7 @@ class SimulatedCluster:
         self.storage = SimulatedStorage(on_commit=self._committed)
         self.workers = tuple(f"worker-{index}" for index in range(scenario.num_workers))
         self._nemesis = Nemesis(self, scenario.network)
+        self._follower = SimulatedFollower(scenario.seed, self.oracle)
         self._chiefs: dict[str, ChiefNode] = {}
         self._worker_nodes: dict[str, WorkerNode] = {}
         self._shard_nodes: dict[str, ShardNode] = {}
@@ -154,7 +156,17 @@ class SimulatedCluster:
             if overdue := chief.overdue(_BLOCKED_S):
                 raise BrokenPromise(f"6: calls are not answered: {overdue}")
         self._do_as_advised()
+        self._follow()
         self.world.at(_LOOK_S, self._look)
+
+    def _follow(self) -> None:
+        cluster = self._chiefs[self.chief].coordinator.cluster
+        layouts, told = cluster.model.layouts, {record.address for record in cluster.servers}
+        for name, node in self._shard_nodes.items():
+            life = self.world.life(name)
+            if name in told and life is not None and not life.is_stopped and life.process is node:
+                self._follower.look(name, node, layouts, index=index_of(name))
+        self.world.seen["a follower was brought forward by what had changed"] = self._follower.num_patches
 
     def _do_as_advised(self) -> None:
         """With the original's queue the tokens of workers that were lost are lost too; people start one more when nobody has one left."""

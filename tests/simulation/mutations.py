@@ -25,18 +25,24 @@ from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
+from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InternalError
+from ps_protocol.model.layout import Layout
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
+from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, FinishTrainingRequest, Participant, PushOutcome
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId, StepAttachments
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.history import Counted
 from ps_protocol.roles.shard import PushReply, PushResult, ShardStatusRequest
+from ps_protocol.weights import versions
+from ps_protocol.weights.words import Patch, difference
 from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.numbers import apply
+from ps_server.shard.followed import FollowedWeights
 from ps_server.shard.gate import AdmittedWorkers, Fences
 from ps_server.shard.shard import Shard, ShardHistory
 from tests.simulation.chief_links import SimulatedPace
@@ -53,6 +59,27 @@ Suit = Callable[[Scenario], Scenario | None]
 
 def _counts_repeated_commits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PushOutcomes, "is_repeated", lambda self, push_id, *, step: False)
+
+
+def _gives_followers_what_was_before_a_rollback(patch: pytest.MonkeyPatch) -> None:
+    """Copies for followers outlive the variables that they are of."""
+
+    def of(self: FollowedWeights, encoding: FloatEncoding, model: object, layout: Layout) -> object:
+        one = self._followed.get(encoding)
+        return one if one is not None else _FOLLOWED_OF(self, encoding, model, layout)
+
+    patch.setattr(FollowedWeights, "_of", of)
+
+
+_FOLLOWED_OF = FollowedWeights._of
+
+
+def _forgets_a_word_of_a_patch(patch: pytest.MonkeyPatch) -> None:
+    def without_the_last(before: Array, after: Array, *, max_changed: int) -> Patch | None:
+        found = difference(before, after, max_changed=after.size)
+        return None if found is None else Patch(positions=found.positions[:-1], values=found.values[:-1])
+
+    patch.setattr(versions, "difference", without_the_last)
 
 
 def _applies_repeated_steps(patch: pytest.MonkeyPatch) -> None:
@@ -841,5 +868,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a rollback to a step without the state of programs keeps what they have": Mutation(
         "9", _keeps_states_that_are_undone, has("kill"), first_seed=1206
     ),
+    "followers are given what was before a rollback": Mutation("2", _gives_followers_what_was_before_a_rollback, has("kill")),
+    "followers are given a patch that lacks a word": Mutation("2", _forgets_a_word_of_a_patch, _undisturbed(DEFAULT_POLICY)),
     "a checkpoint has states of a later step": Mutation("9", _takes_states_of_contributions_that_are_not_applied),
 }
