@@ -11,7 +11,17 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import InternalError, ModelMismatch
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import ClusterState, Condition, FinishTrainingRequest, Level, SaveCheckpointRequest
+from ps_protocol.roles.chief import (
+    ClusterState,
+    Condition,
+    FinishTrainingRequest,
+    FollowerReport,
+    HeartbeatRequest,
+    Level,
+    ParticipantKind,
+    SaveCheckpointRequest,
+    WorkerTraffic,
+)
 from ps_protocol.roles.shard import ShardReport, first_bytes
 from tests.support.chief.chief_driver import Driver, Worker, model_of
 
@@ -384,6 +394,26 @@ def test_gradients_that_are_not_finite_are_amber() -> None:
     driver, _ = trained(0)
     driver.send(ev.ShardSeen(shard=0, process_incarnation=7, report=ShardReport(num_nonfinite=3)))
     assert "The last gradient had 3 NaN or infinite numbers" in [one.line for one in said(driver)]
+
+
+def test_a_follower_that_stays_behind_is_named_until_it_has_the_newest_weights() -> None:
+    driver, _ = trained(0)
+    watcher = driver.register(kind=ParticipantKind.OBSERVER).participant
+
+    def heard(lag: int, behind_s: float) -> str:
+        traffic = WorkerTraffic(follower=FollowerReport(step=1_200, lag=lag, behind_s=behind_s))
+        driver.ask(HeartbeatRequest(participant=watcher, traffic=traffic))
+        return next(one.doing for one in driver.coordinator.status(driver.now).participants if one.kind is ParticipantKind.OBSERVER)
+
+    assert heard(0, 0.0) == "follows at step 1,200"
+    assert heard(3, 2.0) == "follows at step 1,200, 3 behind"
+    assert "follower behind" not in names(driver)
+    heard(40, 12.0)
+    (one,) = [one for one in said(driver) if one.name == "follower behind"]
+    assert (one.level, one.line) == (AMBER, "Observer 0 lags behind the newest weights")
+    assert "have been behind for 12 s, by 40 steps" in one.advice
+    heard(0, 0.0)
+    assert "follower behind" not in names(driver)
 
 
 def test_a_worker_that_lost_shared_memory_is_amber_until_it_has_it_again() -> None:

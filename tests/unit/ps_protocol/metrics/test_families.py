@@ -8,7 +8,16 @@ import pytest
 
 from ps_protocol.metrics.exposition import exposition
 from ps_protocol.metrics.families import MAX_INDEXED, MAX_NAMES, cluster_families, session_families, shard_families
-from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, DataStatus, ParticipantKind, StepTotals, WorkerTraffic
+from ps_protocol.roles.chief import (
+    CheckpointStatus,
+    ClusterState,
+    ClusterStatus,
+    DataStatus,
+    FollowerReport,
+    ParticipantKind,
+    StepTotals,
+    WorkerTraffic,
+)
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
@@ -102,6 +111,19 @@ def test_processor_time_of_all_roles_is_one_family() -> None:
         ("worker", "0"): 8.0,
         ("observer", "0"): 16.0,
     }
+
+
+def test_a_follower_has_its_step_its_lag_and_what_it_was_sent() -> None:
+    report = FollowerReport(step=7, lag=2, behind_s=0.5, num_patches=30, num_wholes=1, whole_bytes=1000)
+    watcher = worker_status(3, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(received_bytes=1900, follower=report))
+    found = cluster_exported(cluster_status(watcher, worker_status(0, kind=ParticipantKind.OBSERVER)))
+    where = (("observer", "3"),)
+    expected = {"step": 7, "lag_steps": 2, "behind_seconds": 0.5, "received_bytes_total": 1900, "whole_bytes": 1000}
+    assert {name: found[f"lockstep_follower_{name}"].samples[f"lockstep_follower_{name}"] for name in expected} == {
+        name: {where: value} for name, value in expected.items()
+    }
+    answers = found["lockstep_follower_answers_total"].samples["lockstep_follower_answers_total"]
+    assert {dict(labels)["kind"]: count for labels, count in answers.items()} == {"patch": 30, "whole": 1}
 
 
 def test_every_state_of_a_cluster_has_its_series() -> None:
