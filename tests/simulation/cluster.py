@@ -161,11 +161,13 @@ class SimulatedCluster:
 
     def _follow(self) -> None:
         cluster = self._chiefs[self.chief].coordinator.cluster
+        if cluster.state is not ClusterState.TRAINING:
+            return  # nobody is registered meanwhile
         layouts, told = cluster.model.layouts, {record.address for record in cluster.servers}
         for name, node in self._shard_nodes.items():
             life = self.world.life(name)
             if name in told and life is not None and not life.is_stopped and life.process is node:
-                self._follower.look(name, node, layouts, index=index_of(name))
+                self._follower.look(name, node, layouts, index=index_of(name), era=cluster.members.fence.era)
         self.world.seen["a follower was brought forward by what had changed"] = self._follower.num_patches
 
     def _do_as_advised(self) -> None:

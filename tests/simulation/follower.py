@@ -8,7 +8,7 @@ import numpy as np
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Layout
-from ps_protocol.roles.shard import ShardStatusRequest
+from ps_protocol.roles.fence import Era
 from ps_protocol.roles.weights import FetchRequest
 from ps_protocol.weights.copy import Transfer, WeightCopy
 from ps_protocol.weights.words import Selection
@@ -28,12 +28,12 @@ class SimulatedFollower:
         self._copies: dict[str, tuple[tuple[object, str], WeightCopy]] = {}
         self.num_patches = 0
 
-    def look(self, server: str, node: ShardNode, layouts: Sequence[Layout], *, index: int) -> None:
-        """Asks a living server for the newest weights. Raises BrokenPromise."""
+    def look(self, server: str, node: ShardNode, layouts: Sequence[Layout], *, index: int, era: Era) -> None:
+        """Asks a living server for the newest weights, as one who is registered in an era. Raises BrokenPromise."""
         if self._chance.random() > _SHARE or index >= len(layouts):
             return
         try:
-            era, layout = node.shard.call(ShardStatusRequest()).fence.era, layouts[index]
+            layout = layouts[index]
             known = self._copies.get(server)
             is_same = known is not None and known[0] == (era, layout.hash)
             copy = known[1] if known is not None and is_same else WeightCopy(Selection(layout, FloatEncoding.AS_IS))
