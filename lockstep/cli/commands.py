@@ -62,7 +62,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "server": Command("start", "run a parameter server, for a cluster on several machines", "ps_server", "", ()),
-    "chief": Command("start", "run the chief, for a cluster on several machines", "chief", "", ()),
+    "chief": Command("start", "run the chief; programs join by LOCKSTEP_CHIEF=HOST:PORT", "chief", "", ()),
     "status": Command(
         "watch",
         "show step, workers, servers, and what a cluster waits for",
@@ -175,6 +175,13 @@ COMMANDS: dict[str, Command] = {
         ("lockstep checkpoint import all.safetensors --checkpoint-dir elsewhere",),
         has_answer=True,
     ),
+    "store": Command(
+        "files",
+        "keep each step's weights in files that others follow",
+        "files.store",
+        "--to PLACE [flags]",
+        ("lockstep store --to s3://bucket/weights --wire bfloat16", "lockstep store --chief chief.example:5000 --to /mnt/weights"),
+    ),
     "certs": Command("files", "create certificates and tokens for a cluster", "", "ACTION", ()),
     "certs create": Command(
         "",
@@ -240,8 +247,7 @@ def overview() -> str:
         if command.group:
             lines.append(f"{command.group if command.group != group else '':<8}{name:<13}{command.words}")
             group = command.group
-    one_more = "LOCKSTEP_CHIEF=ADDRESS python train.py joins a running cluster as a worker."
-    return "\n".join([*lines, one_more])
+    return "\n".join(lines)
 
 
 def actions_text(name: str) -> str:

@@ -80,13 +80,18 @@ class RemoteStorage:
 
     def manifest(self, tag: str) -> bytes:
         """Returns the manifest of a whole checkpoint, as CheckpointStorage says."""
-        path = f"{self._directory(tag)}/{MANIFEST}"
-        with _failures(f"read {path}"):
-            try:
-                check_manifest_bytes(int(self._files.info(path)["size"]), where=f"{self._place}/{tag}")
-                return bytes(self._files.cat_file(path))
-            except FileNotFoundError:
-                raise CheckpointNotFound(f"there is no whole checkpoint {tag!r} in {self._place}") from None
+        return self._content(f"{self._directory(tag)}/{MANIFEST}", f"there is no whole checkpoint {tag!r} in {self._place}")
+
+    def put(self, name: str, content: bytes) -> None:
+        """Replaces a small file of the place itself, as CheckpointStorage says: writing an object is atomic."""
+        path = f"{self._root}/{check_name(name)}"
+        with _failures(f"write {path}"):
+            self._files.makedirs(self._root, exist_ok=True)
+            self._files.pipe_file(path, content)
+
+    def get(self, name: str) -> bytes:
+        """Returns a small file of the place itself, as CheckpointStorage says."""
+        return self._content(f"{self._root}/{check_name(name)}", f"there is no {name} in {self._place}")
 
     @contextmanager
     def open(self, tag: str, name: str) -> Iterator["_RemoteReader"]:
@@ -129,6 +134,14 @@ class RemoteStorage:
     def num_free_bytes(self) -> int | None:
         """Returns None: the free space is unknown."""
         return None
+
+    def _content(self, path: str, missing: str) -> bytes:
+        with _failures(f"read {path}"):
+            try:
+                check_manifest_bytes(int(self._files.info(path)["size"]), where=path)
+                return bytes(self._files.cat_file(path))
+            except FileNotFoundError:
+                raise CheckpointNotFound(missing) from None
 
     def _directory(self, tag: str) -> str:
         return f"{self._root}/{check_tag(tag)}"

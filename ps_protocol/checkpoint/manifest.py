@@ -87,8 +87,11 @@ def decode_manifest(content: bytes, *, where: str) -> tuple[Checkpoint, str]:
     return decode_fields(decode_json(content, where=where), where=where)
 
 
-def decode_json(content: bytes, *, where: str) -> dict[str, Any]:
-    """Returns the fields of a manifest as JSON has them; only its format and its own SHA-256 are checked. Raises DataLoss."""
+def decode_json(content: bytes, *, where: str, kind: str = FORMAT, kind_version: int = FORMAT_VERSION) -> dict[str, Any]:
+    """Returns the fields of a manifest, or of another file of this `kind`; only its format and its own SHA-256 are checked.
+
+    Raises DataLoss.
+    """
     begin = max(0, len(content) - _END_BYTES)
     if content[begin:] != manifest_end(content[:begin]):
         raise _invalid(where, "its own sha256 is wrong; it is not what was written")
@@ -96,11 +99,11 @@ def decode_json(content: bytes, *, where: str) -> dict[str, Any]:
         fields = json.loads(content.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise _invalid(where, f"it is not JSON ({str(error)[:80]})") from None
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise _invalid(where, f"it is not of format {FORMAT!r}")
+    if not isinstance(fields, dict) or fields.get("format") != kind:
+        raise _invalid(where, f"it is not of format {kind!r}")
     version = fields.get("format_version")
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise _invalid(where, f"format version {reprlib.repr(version)}, this program reads {FORMAT_VERSION}; install a newer one")
+    if type(version) is not int or version != kind_version:
+        raise _invalid(where, f"format version {reprlib.repr(version)}, this program reads {kind_version}; install a newer one")
     del fields["sha256"]
     return fields
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,6 +101,15 @@ class CheckpointStorage(Protocol):
     def remove_incomplete(self, tag: str) -> None:
         """Removes what an attempt left that was never committed, or what a removal left. Does nothing if there is nothing."""
 
+    def put(self, name: str, content: bytes) -> None:
+        """Replaces a small file of the place itself, beside all tags: whoever gets it has the old or the new content.
+
+        It is on stable storage when this returns. Raises StorageFull.
+        """
+
+    def get(self, name: str) -> bytes:
+        """Returns a small file of the place itself. Raises CheckpointNotFound; DataLoss if it is longer than a manifest can be."""
+
     def num_free_bytes(self) -> int | None:
         """Returns how many bytes there is room for; None: unknown."""
 
@@ -134,7 +144,7 @@ def check_files(files: Sequence[CheckpointFile], sizes: Mapping[str, int], *, wh
 def check_manifest_bytes(num_bytes: int, *, where: str) -> None:
     """Raises DataLoss if a manifest is longer than any."""
     if num_bytes > MAX_MANIFEST_BYTES:
-        raise DataLoss(f"{where}/{MANIFEST}: {num_bytes} bytes, want at most {MAX_MANIFEST_BYTES}")
+        raise DataLoss(f"{where}: {num_bytes} bytes, want at most {MAX_MANIFEST_BYTES}")
 
 
 def storage_error(error: OSError, *, what: str) -> PsError:
@@ -271,19 +281,32 @@ class LocalStorage:
 
     def manifest(self, tag: str) -> bytes:
         """Returns the manifest of a whole checkpoint, as CheckpointStorage says."""
-        directory = self._directory(tag)
-        with storage_failures(f"read {directory / MANIFEST}"):
+        return self._content(self._directory(tag) / MANIFEST, f"there is no whole checkpoint {tag!r} in {self._root}")
+
+    def put(self, name: str, content: bytes) -> None:
+        """Replaces a small file of the place itself, as CheckpointStorage says."""
+        path = self._root / check_name(name)
+        # Of a name of its own: another writer's is not renamed before it is whole.
+        beside = self._root / f".{name}.{secrets.token_hex(4)}"
+        with storage_failures(f"write {path}"):
+            self._root.mkdir(parents=True, exist_ok=True)
+            writer = _LocalWriter(beside)
             try:
-                reader = _LocalReader(self._check_inside(directory / MANIFEST))
-            except (FileNotFoundError, NotADirectoryError):
-                raise CheckpointNotFound(f"there is no whole checkpoint {tag!r} in {self._root}") from None
-            try:
-                check_manifest_bytes(reader.num_bytes, where=str(directory))
-                content = bytearray(reader.num_bytes)
-                reader.read_into(memoryview(content), offset=0)
-                return bytes(content)
-            finally:
-                reader.close()
+                try:
+                    writer.write(content)
+                    writer.sync()
+                finally:
+                    writer.close()
+                beside.rename(path)
+            except BaseException:
+                with suppress(OSError):
+                    beside.unlink()
+                raise
+            _sync_directory(self._root)
+
+    def get(self, name: str) -> bytes:
+        """Returns a small file of the place itself, as CheckpointStorage says."""
+        return self._content(self._root / check_name(name), f"there is no {name} in {self._root}")
 
     @contextmanager
     def open(self, tag: str, name: str) -> Iterator["_LocalReader"]:
@@ -324,6 +347,20 @@ class LocalStorage:
             path = path.parent
         free = os.statvfs(path)
         return free.f_bavail * free.f_frsize
+
+    def _content(self, path: Path, missing: str) -> bytes:
+        with storage_failures(f"read {path}"):
+            try:
+                reader = _LocalReader(self._check_inside(path))
+            except (FileNotFoundError, NotADirectoryError):
+                raise CheckpointNotFound(missing) from None
+            try:
+                check_manifest_bytes(reader.num_bytes, where=str(path))
+                content = bytearray(reader.num_bytes)
+                reader.read_into(memoryview(content), offset=0)
+                return bytes(content)
+            finally:
+                reader.close()
 
     def _directory(self, tag: str, ending: str = "") -> Path:
         if check_tag(tag).endswith(_LEFTOVERS):

@@ -43,10 +43,11 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
-    """A tensor to be written."""
+    """A tensor to be written. `code`: its element type as safetensors has it, of as many bytes as the array's; empty: the array's own."""
 
     name: str
     array: Array
+    code: str = ""
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,8 @@ def decode_header(content: bytes, *, file_bytes: int, where: str, max_tensors: i
 
 def _code_of(tensor: SavedTensor) -> str:
     dtype = tensor.array.dtype
+    if tensor.code:
+        return tensor.code
     if dtype.name == DataType.BFLOAT16.value:
         return _BFLOAT16
     if dtype not in _CODES:

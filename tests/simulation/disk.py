@@ -96,6 +96,14 @@ class SimulatedStorage:
         """Removes what is left of an attempt."""
         self._files.pop(tag, None)
 
+    def put(self, name: str, content: bytes) -> None:
+        """No simulated role has files of its own."""
+        raise NotImplementedError
+
+    def get(self, name: str) -> bytes:
+        """As `put`."""
+        raise NotImplementedError
+
     def num_free_bytes(self) -> int | None:
         """Returns that nobody knows."""
         return None

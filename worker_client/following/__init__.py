@@ -1,5 +1,6 @@
 """Following the weights: whole steps of the dense variables, as they are made, for whoever generates, evaluates or serves.
 
 `follower`: what a program has, and the thread that fetches. `sources`: where weights come from. `follow`: from an address to a follower.
-`publisher`: weights of a program that trains by other means.
+`publisher`: weights of a program that trains by other means. In a store, files stand between a cluster and its followers: `keeper` writes
+them, `store` reads them, `index` says what there is.
 """

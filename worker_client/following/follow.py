@@ -1,10 +1,11 @@
-"""From an address to a follower. Knows addresses and arguments; no step."""
+"""From an address or a place to a follower. Knows addresses and arguments; no step."""
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding
-from ps_protocol.errors import InvalidSpec, is_boundary
+from ps_protocol.errors import InvalidSpec, NotInitialized, Unavailable, is_boundary
 from ps_protocol.model.shown import shown
 from ps_protocol.security.options import Security
 from worker_client.following.follower import Follower, Part, parts_of
@@ -15,15 +16,20 @@ from worker_client.opening import TIMEOUT_S, enter_as_observer
 
 @is_boundary
 def follow(
-    chief: str | None = None,
+    chief: "str | os.PathLike[str] | None" = None,
     *,
     wire: str | None = None,
     names: Iterable[str] | Mapping[str, str | Part] | None = None,
     cluster: str | None = None,
     timeout_s: float = TIMEOUT_S,
     security: Security | None = None,
+    interval_s: float = 0.5,
 ) -> Follower:
     """Follows the dense variables of a cluster step by step, and returns the follower; use it as a context manager.
+
+    `chief`: the address of its chief, or the place where `lockstep store` keeps its weights, which is read without any cluster: a directory
+    (a path with a "/") or a URL such as "s3://bucket/x". A place is looked at each `interval_s`, may be empty still, and has one encoding,
+    so that `wire` can be left out; the arguments about a cluster do nothing for it.
 
     `wire`: how float32 variables travel and are kept: "float32", "bfloat16", "float16"; None: LOCKSTEP_WIRE, else as they are. A step is
     sent as the words of 16 bits that it has changed, where that is shorter than all of them. `names`: the variables to follow (None: all),
@@ -31,10 +37,24 @@ def follow(
     cluster must have answered once, and may be away later: the follower keeps what it has, and goes on when it is there again. Raises
     what `observe()` raises.
     """
-    encoding = _encoding(wire)
-    parts = parts_of(names)
-    link, registration = enter_as_observer(chief, cluster=cluster, timeout_s=timeout_s, wire=None, security=security)
+    encoding, parts = _encoding(wire), parts_of(names)
+    address = None if chief is None else os.fspath(chief)
+    if address is not None and (address is not chief or _is_place(address)):
+        # Not at the top: clusters do without what storages need.
+        from worker_client.following.store import StoreSource
+
+        source = StoreSource(address, encoding=None if wire is None else encoding, interval_s=interval_s)
+        with suppress(NotInitialized, Unavailable):
+            source.open()  # what is wrong is said at once
+        return Follower(source, encoding=encoding, parts=parts)
+    link, registration = enter_as_observer(address, cluster=cluster, timeout_s=timeout_s, wire=None, security=security)
     return Follower(ClusterSource(link, registration), encoding=encoding, parts=parts)
+
+
+def _is_place(text: str) -> bool:
+    """Whether this is a directory or a URL, and no address."""
+    is_path = text.startswith(("/", "~", ".")) or ("/" in text and not text.startswith("unix:"))
+    return is_path or os.path.isdir(text)
 
 
 def _encoding(wire: str | None) -> FloatEncoding:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -62,6 +62,7 @@ class _NothingYet(NotInitialized):
     """There is no model to follow yet."""
 
 
+T = TypeVar("T")
 # What a slice is given to: a name, the part of the variable that is wanted under it, the slice, its bytes, and how they are encoded.
 PutSlice = Callable[[str, Part, VariableSlice, Array, FloatEncoding], None]
 
@@ -200,6 +201,25 @@ class Follower:
                 raise NotInitialized(self._reason)
             self._give(key, put)
             return self._take()
+
+    def pass_on(
+        self, after: Version | None, look: "Callable[[Followed, Version, int, Sequence[WeightCopy]], T]", *, timeout_s: float
+    ) -> T | None:
+        """Waits for another version than `after`, and returns what `look` makes of it; None: there was none in that time.
+
+        `look` gets what is followed, the version, the newest step, and the shards' copies, which change when it has returned; for those who
+        pass the weights on. Raises the error that ended the following.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._version not in (None, after), timeout_s)
+            if self._error is not None:
+                raise self._error
+            self._check_open()
+            if self._version is None or self._version == after:
+                return None
+            assert self._followed is not None
+            self._taken = self._version
+            return look(self._followed, self._version, self._newest_step, self._copies)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -381,6 +401,8 @@ class Follower:
                 )
             if variable.is_sparse:
                 raise InvalidSpec(f"{name!r} is a table: only dense variables are followed; read its rows by observe()")
+        if followed.encoding is not None:
+            self._encoding = followed.encoding
         selections = []
         for layout in followed.layouts:
             chosen = [at for at, piece in enumerate(layout.slices) if [*self._names_of(piece.variable.name)]]
@@ -390,7 +412,9 @@ class Follower:
             if part.name in split and part.index != ():
                 raise InvalidSpec(f"{part.name!r} is split over servers: follow all of it, and index the array")
         with self._changed:
-            is_same = self._followed is not None and [one.hash for one in self._followed.layouts] == [one.hash for one in followed.layouts]
+            before = self._followed
+            is_same = before is not None and before.encoding is followed.encoding
+            is_same = is_same and [copy.selection.layout.hash for copy in self._copies] == [layout.hash for layout in followed.layouts]
             if is_same:
                 # What is shown stays until a step of the new epoch is there.
                 for copy in self._copies:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import NotInitialized, PsError, StepNotReady
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -30,13 +31,14 @@ class Version(NamedTuple):
 class Followed:
     """What a source has: the model, how each shard's part lies, and the era in which its steps count.
 
-    `has_common_steps` False: each shard has steps of its own.
+    `has_common_steps` False: each shard has steps of its own. `encoding`: the only one that can be had; None: any.
     """
 
     model: ModelSpec
     layouts: Sequence[Layout]
     era: Era
     has_common_steps: bool
+    encoding: FloatEncoding | None = None
 
 
 class Source(Protocol):

@@ -131,6 +131,23 @@ def test_tensor_can_be_read_in_parts_and_skipped(storage: CheckpointStorage) -> 
     np.testing.assert_array_equal(parts, np.arange(500))
 
 
+def test_a_small_file_of_the_place_is_replaced_as_a_whole_and_is_no_checkpoint(storage: CheckpointStorage) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"no index\.json in "):
+        storage.get("index.json")
+    for content in (b"old and longer", b"new"):
+        storage.put("index.json", content)
+        assert storage.get("index.json") == content
+    save(storage, step=5, num_shards=1)
+    assert tags_of(storage) == [("step-000000005", True)]
+    storage.remove("step-000000005")
+    assert storage.get("index.json") == b"new"
+    for name in ("../x", "a/b", ".hidden", ""):
+        with pytest.raises(InvalidSpec):
+            storage.put(name, b"")
+        with pytest.raises(InvalidSpec):
+            storage.get(name)
+
+
 def test_the_files_of_a_failed_save_are_removed(storage: CheckpointStorage) -> None:
     with pytest.raises(RuntimeError, match="mid"):
         with storage.create("t", "ps-0.safetensors", num_bytes=10) as writer:

@@ -171,7 +171,7 @@ class WatchedStorage:
         self.place, self.new_name, self.commit = self._storage.place, self._storage.new_name, self._storage.commit
         self.stored, self.manifest, self.open = self._storage.stored, self._storage.manifest, self._storage.open
         self.remove, self.remove_incomplete = self._storage.remove, self._storage.remove_incomplete
-        self.num_free_bytes = self._storage.num_free_bytes
+        self.num_free_bytes, self.put, self.get = self._storage.num_free_bytes, self._storage.put, self._storage.get
 
     @contextmanager
     def create(self, tag: str, name: str, *, num_bytes: int) -> Iterator[FileWriter]:
