@@ -210,14 +210,19 @@ class Follower:
         `look` gets what is followed, the version, the newest step, and the shards' copies, which change when it has returned; for those who
         pass the weights on. Raises the error that ended the following.
         """
+
+        def is_there() -> bool:
+            # Not what stays of an era that is over, until a step of the next one is there.
+            version, followed = self._version, self._followed
+            return version not in (None, after) and followed is not None and version[:2] == (followed.era.life, followed.era.epoch)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or self._version not in (None, after), timeout_s)
+            self._changed.wait_for(lambda: self._error is not None or is_there(), timeout_s)
             if self._error is not None:
                 raise self._error
             self._check_open()
-            if self._version is None or self._version == after:
+            if not is_there() or self._version is None or self._followed is None:
                 return None
-            assert self._followed is not None
             self._taken = self._version
             return look(self._followed, self._version, self._newest_step, self._copies)
 

@@ -26,6 +26,7 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import DataLoss, DeadlineExceeded, InvalidSpec, NotInitialized, PsError, Superseded, Unavailable
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ParticipantKind
+from ps_protocol.roles.fence import Era
 from ps_protocol.roles.weights import FetchRequest
 from tests.support.chief.rolling import RollingCluster
 from tests.support.waiting import wait_until
@@ -308,6 +309,17 @@ def test_a_rollback_or_another_training_is_told_and_never_mixed(
         np.testing.assert_array_equal(weights.arrays[name], value)
     assert any("is begun anew: another training, or one that was rolled back" in text for text in caplog.messages)
     assert any("the weights go from step 2 to step 0" in text for text in caplog.messages)
+
+
+def test_what_stays_of_an_era_that_is_over_is_not_passed_on_as_of_the_next(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(ClusterSource(*enter_locally(trained.cluster)), encoding=FloatEncoding.BFLOAT16)
+    assert follower.pass_on(None, lambda followed, version, *_: version.step, timeout_s=20) == 0
+    follower.close()  # its thread, so that nothing else happens
+    monkeypatch.setattr(follower, "_check_open", lambda: None)
+    followed = follower._followed
+    assert followed is not None
+    follower._begin(replace(followed, era=Era(life=followed.era.life, epoch=followed.era.epoch + 1)))
+    assert follower.pass_on(None, lambda followed, version, *_: version.step, timeout_s=0) is None
 
 
 # What is wrong in a store.
