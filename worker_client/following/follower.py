@@ -42,6 +42,7 @@ _SHORT_POLL_S = 0.1
 # What was heard longer ago says nothing about how old the weights are.
 FRESH_S = 5.0
 _MAX_PAUSE_S = 1.0
+_FAILED_AT_THE_END = 6
 _LOOK_S = 0.1
 _CLOSE_WAIT_S = 2.0
 # Steps ahead that are aimed for, where they pass faster than all servers can be asked.
@@ -310,7 +311,7 @@ class Follower:
     # -- the thread
 
     def _run(self) -> None:
-        pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
+        pauses, num_failed = delays_s(random.Random(), max_s=_MAX_PAUSE_S), 0
         while not self._closed.is_set():
             if self._is_over:
                 self._source.close()  # its processes end when nobody looks on any more
@@ -318,7 +319,7 @@ class Follower:
             self._source.report(self._report(), received_bytes=self.received_bytes)
             try:
                 self._round()
-                pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
+                pauses, num_failed = delays_s(random.Random(), max_s=_MAX_PAUSE_S), 0
                 continue
             except StepGone as error:
                 self._ahead = min(max(1, 2 * self._ahead), _MAX_AHEAD)
@@ -340,7 +341,9 @@ class Follower:
             except Exception as error:  # else those who wait would wait for ever
                 self._end(error)
                 return
-            self._say(reason, is_over=self._source.is_over)
+            num_failed += 1
+            # The servers of a training that has ended may be gone.
+            self._say(reason, is_over=num_failed >= _FAILED_AT_THE_END and self._source.is_over)
             self._closed.wait(next(pauses))
 
     def _report(self) -> FollowerReport:
@@ -369,12 +372,13 @@ class Follower:
         with_words = [index for index, copy in enumerate(copies) if copy.selection.num_words]
         if not with_words:
             raise InvalidSpec("none of the variables that are followed is dense: rows of tables are read by observe()")
+        was_over = self._source.is_over  # before the last step may have been made
         if followed.has_common_steps:
             received = self._receive_step(with_words)
         else:
             received = self._receive({index: self._request(index, step=None, max_wait_s=_SHORT_POLL_S) for index in with_words})
         if not received:
-            if self._source.is_over:
+            if was_over:
                 self._say("training has ended", is_over=True)
             return
         updates = {index: copies[index].understood(transfer) for index, transfer in received.items()}
