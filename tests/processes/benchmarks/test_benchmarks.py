@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.targets import BFLOAT16, SHM
-from benchmarks.suites.wire import characters
 
 SMALL = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--steps", "5"]
 ROLES = {"chief", "ps", "worker"}
@@ -79,24 +78,6 @@ def test_policies_are_measured_on_the_same_work(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.timeout(120)
-def test_followers_are_measured_beside_the_whole_and_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--what", "times", "--sizes", "1MiB", "--followers", "2", "--turns", "1", "--steps", "5", "--pace", "0.05"]
-    assert benchmarks(["run", "fresh", *few, "--json"]) == 0
-    (times,) = json.loads(capsys.readouterr().out)["times"]
-    assert times["num_swaps"] > 0
-    assert 0 < times["p50_s"] <= times["p99_s"]
-    assert min(times[name] for name in ("whole_s", "http_s", "alone_s", "followed_s")) > 0
-    assert times["whole_bytes"] > 10 * times["answer_bytes"]
-
-
-def test_real_updates_change_less_at_a_lower_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(characters, "_NUM_WARMUP", 3)
-    monkeypatch.setattr(characters, "_NUM_MEASURED", 2)
-    low, high = characters.changes_at(1e-6), characters.changes_at(1e-3)
-    assert low["share"] < high["share"] / 10
-    assert low["bytes"] < low["whole"] / 10
-
-
 def test_a_table_is_measured_in_rows_bytes_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--rows", "20000", "--rows-per-push", "50", "--steps", "4", "--optimizer", "adam", "--json"]
     assert benchmarks(["run", "sparse_table", *arguments]) == 0
@@ -148,3 +129,17 @@ def test_a_profile_sees_the_chain_of_a_step_from_both_ends(transport: str, capsy
 def test_a_benchmark_that_cannot_run_reports_the_reason_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "policies", "--workers", "0", "--only", "async"]) == 2
     assert capsys.readouterr().err == "benchmarks policies: --workers: got '0', want a whole number from 1 to 100000\n"
+
+
+@pytest.mark.timeout(240)
+def test_followers_are_measured_by_what_they_got(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--rates", "3e-6", "1e-3", "--sizes", "256KiB", "--followers", "3", "--processes", "2", "--networks", "1Gbit", "--ps", "2"]
+    assert benchmarks(["run", "fresh", *few, "--steps", "4", "--pause", "0.05", "--turns", "2", "--wholes", "1", "--json"]) == 0
+    refined, learned, linked, turned, dense = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert 0 < refined["share"] < learned["share"] <= 1
+    assert refined["patches"] and not learned["patches"]
+    # The same share of changes gives the same bytes, whatever lies before the followers.
+    assert linked["followers"] == 3 and linked["whole_by_bytes"] == pytest.approx(refined["whole_by_bytes"], rel=0.3)
+    assert len(linked["observer_s"]) == len(linked["http_s"]) == 1
+    assert len(turned["ratios"]) == 2
+    assert dense["bytes_a_step"] == dense["whole_bytes"] == 128 << 10
