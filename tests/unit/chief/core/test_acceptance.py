@@ -50,16 +50,6 @@ def test_accepted_is_answered_once_a_server_has_a_record_and_one_record_serves_a
     assert driver.shards[1].record_version < driver.shards[0].record_version == record.version + 1
 
 
-def test_a_contribution_that_completes_its_step_needs_no_record_and_is_accepted_when_it_is_applied() -> None:
-    driver, workers = backed_up(replicas_to_aggregate=1)
-    driver.applies_at_once, driver.is_manual = False, True
-    call = workers[0].send_commit()
-    assert call not in driver.answers
-    assert not records(driver)
-    driver.apply()
-    assert driver.answers[call].outcome is ACCEPTED
-
-
 def test_a_worker_that_gives_several_contributions_to_a_step_is_not_kept_waiting_for_others() -> None:
     driver, (worker, *_) = backed_up(total_num_replicas=1, replicas_to_aggregate=3)
     before, call = driver.now, driver.call()

@@ -49,17 +49,6 @@ def test_without_time_to_wait_the_answer_is_immediate(max_wait_s: float) -> None
     assert first.answer(first.ask(max_wait_s=max_wait_s)).result is TokenResult.WAIT
 
 
-def test_a_step_releases_all_waiting_workers() -> None:
-    driver = Driver(total_num_replicas=3)
-    workers = driver.train(0, 1, 2)
-    calls = []
-    for worker in workers:
-        worker.push()
-        calls.append(worker.ask())
-    assert [worker.has_token(call) for worker, call in zip(workers, calls, strict=True)] == [True] * 3
-    assert [worker.local_step for worker in workers] == [1, 1, 1]
-
-
 def test_a_commit_that_rides_along_is_answered_with_the_token() -> None:
     driver = Driver(applies_at_once=False)
     (worker,) = driver.train(0)
@@ -173,12 +162,6 @@ def test_a_push_for_a_past_step_is_stale_and_one_for_a_step_being_applied_is_lat
     assert (status.ledger[0].num_late, status.ledger[0].num_stale, status.ledger[0].last_worker) == (1, 1, 0)
 
 
-def test_a_second_push_to_the_same_step_is_late_without_a_token() -> None:
-    driver = Driver(replicas_to_aggregate=2)
-    first, _ = driver.train(0, 1)
-    assert [first.push(), first.push()] == [ACCEPTED, LATE]
-
-
 def test_a_push_that_a_shard_dropped_counts_as_stale() -> None:
     driver = Driver()
     (worker,) = driver.train(0)
@@ -200,14 +183,6 @@ def test_a_step_that_no_cluster_can_have_is_refused(step: int) -> None:
     (worker,) = Driver().train(0)
     with pytest.raises(InvalidSpec, match="local_step"):
         worker.commit(step=step)
-
-
-def test_a_push_id_of_another_worker_is_refused() -> None:
-    driver = Driver(replicas_to_aggregate=2)
-    first, second = driver.train(0, 1)
-    for push in (second.next_push(), PushId(worker=0, incarnation=2, sequence=1), PushId(worker=0, incarnation=1, sequence=0)):
-        with pytest.raises(InvalidSpec, match=r"push id .* want worker 0, incarnation 1"):
-            first.commit(push_id=push)
 
 
 def test_a_push_before_initialisation_is_refused_with_a_reason() -> None:

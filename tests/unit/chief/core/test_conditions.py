@@ -104,14 +104,6 @@ def test_the_worker_that_initialises_the_model_is_named_with_how_far_it_is() -> 
     assert headline(driver).line == "Worker 0 is initialising the model (100 %)", "a server that is done is not at its beginning"
 
 
-def test_a_worker_that_is_waited_for_is_named_with_how_long_ago_it_was_heard() -> None:
-    driver, (first, _) = trained(0, 1, total_num_replicas=2, lease_s=10.0)
-    first.push()
-    driver.pass_time(3.4)
-    green = said(driver)[-1]
-    assert (green.level, green.line) == (GREEN, "Waiting 3 s for worker 1 (heard 3 s ago)"), "and not that it is at work"
-
-
 def test_a_silent_worker_is_amber_with_the_commands_that_wake_or_replace_it() -> None:
     driver, (first, _) = trained(0, 1, total_num_replicas=2, lease_s=10.0)
     first.push()
@@ -224,14 +216,6 @@ def test_a_worker_that_asks_before_it_pushes_is_told_so() -> None:
     second.ask()
     driver.pass_time(2.0)
     assert (headline(driver).level, headline(driver).line) == (AMBER, "Worker 1 waits for a token without pushing")
-
-
-def test_training_whose_workers_are_all_gone_is_red_under_every_policy() -> None:
-    driver, (first,) = trained(0, replicas_to_aggregate=1)
-    first.leave(failure="KeyError: 'x'")
-    driver.pass_time(2.0)
-    assert headline(driver).level is RED
-    assert headline(driver).line == "Waiting 2 s for worker 0 (program failed)"
 
 
 def test_training_on_arrival_without_a_worker_is_red() -> None:

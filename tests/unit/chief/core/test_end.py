@@ -303,13 +303,6 @@ def test_a_step_reported_twice_is_applied_once() -> None:
     assert driver.step == 1
 
 
-def test_the_worker_whose_contribution_makes_the_last_step_is_told_that_training_is_finished() -> None:
-    driver = Driver(max_steps=1)
-    (worker,) = driver.train(0)
-    reply = worker.answer(worker.ask(commit=worker.next_commit()))
-    assert (reply.result, reply.step) == (TokenResult.FINISHED, 1)
-
-
 def test_a_finished_training_takes_no_further_step_when_workers_leave_that_it_would_have_needed() -> None:
     driver = Driver(min_replicas=1, total_num_replicas=2)
     workers = driver.train(0, 1)

@@ -89,26 +89,11 @@ def test_a_failed_worker_is_named_with_its_failure() -> None:
     assert "worker 1 (failed 0.0 s ago: ValueError: bad batch; on host-b pid 912)" in words(driver)
 
 
-def test_a_worker_that_never_joined_is_named() -> None:
-    driver = Driver(total_num_replicas=2)
-    (first,) = driver.train(0)
-    first.push()
-    assert words(driver) == "step 0 has 1 of 2 contributions; missing: worker 1 (not joined); start the missing workers"
-
-
 def test_with_any_number_of_workers_the_reason_says_how_many_more_are_needed() -> None:
     driver = Driver(replicas_to_aggregate=3)
     (first,) = driver.train(0)
     first.push()
     assert words(driver) == "step 0 has 1 of 3 contributions; 2 more worker(s) needed than are live: start them"
-
-
-def test_the_reason_distinguishes_a_worker_that_waits_without_having_contributed() -> None:
-    driver = Driver(total_num_replicas=2)
-    first, second = driver.train(0, 1)
-    first.push()
-    second.ask()
-    assert words(driver) == "step 0 has 1 of 2 contributions; worker 1 waits for a token but has not pushed for step 0; it must push first"
 
 
 def test_the_reason_says_that_a_waiting_worker_has_not_pushed_yet() -> None:

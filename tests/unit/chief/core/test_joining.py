@@ -132,16 +132,6 @@ def test_the_waiting_workers_learn_when_the_model_is_ready() -> None:
     assert driver.coordinator.state is ClusterState.TRAINING
 
 
-def test_a_worker_that_waits_for_the_model_learns_which_worker_initialises_it() -> None:
-    driver = Driver()
-    first, second = Worker(driver, 0), Worker(driver, 1)
-    driver.ask_model(first)
-    call = driver.ask_model(second, max_wait_s=2.0)
-    driver.pass_time(2.0)
-    assert driver.answers[call].state is ModelState.WAIT
-    assert driver.answers[call].waiting_for.startswith("worker 0 (last seen 2.0 s ago")
-
-
 def test_the_next_waiting_worker_takes_over_when_the_initialiser_is_silent() -> None:
     driver = Driver(lease_s=10.0)
     first, second, third = Worker(driver, 0), Worker(driver, 1), Worker(driver, 2)

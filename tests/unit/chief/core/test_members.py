@@ -11,7 +11,6 @@ from chief.options import CoordinationConfig
 from ps_protocol.errors import (
     ClusterFull,
     EpochMismatch,
-    InvalidSpec,
     LeaseExpired,
     Superseded,
     WorkerIndexOutOfRange,
@@ -112,11 +111,6 @@ def test_an_index_is_free_once_its_lease_is_over_even_before_the_timer_has_fired
 def test_an_index_beyond_the_number_of_workers_is_refused() -> None:
     with pytest.raises(WorkerIndexOutOfRange, match=r"worker index 9: want 0\.\.3"):
         join(membership_of(4), 9)
-
-
-def test_a_negative_worker_index_is_refused() -> None:
-    with pytest.raises(InvalidSpec, match="worker index"):
-        request(-1)
 
 
 def test_a_full_cluster_says_how_many_places_there_are() -> None:

@@ -231,20 +231,15 @@ def test_a_checkpoint_that_the_earlier_chief_makes_whole_while_its_servers_are_t
     assert (driver.step, driver.coordinator.state) == (4, ClusterState.TRAINING)
 
 
-def test_a_chief_and_a_server_lost_together_without_a_checkpoint_fail_the_training_with_a_reason() -> None:
-    driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+@pytest.mark.parametrize("checkpoints", [CheckpointConfig(every_steps=2), None])
+def test_a_chief_and_a_server_lost_together_without_a_checkpoint_fail_the_training_with_a_reason(
+    checkpoints: CheckpointConfig | None,
+) -> None:
+    driver, _ = trained(num_steps=5, checkpoints=checkpoints)
     driver.storage.clear()
     driver.kill(1)
     driver.new_chief()
-    with pytest.raises(TrainingFailed, match=r"ps 1 .* has lost the variables .*and there is no whole checkpoint to go back to;"):
-        driver.register()
-
-
-def test_a_chief_and_a_server_lost_together_where_none_are_saved_fail_the_training_with_a_reason() -> None:
-    driver, _ = trained(num_steps=5)
-    driver.kill(1)
-    driver.new_chief()
-    with pytest.raises(TrainingFailed, match=r"ps 1 at host-p:5001 has lost the variables, and there is no whole checkpoint"):
+    with pytest.raises(TrainingFailed, match=r"ps 1 .* has lost the variables.*, and there is no whole checkpoint"):
         driver.register()
 
 

@@ -26,14 +26,6 @@ def test_a_step_continues_with_the_living_as_soon_as_a_lease_ends() -> None:
     assert second.has_token(calls[1])
 
 
-def test_without_min_replicas_the_step_waits_for_all() -> None:
-    driver = Driver(total_num_replicas=2, lease_s=10.0)
-    first, _dead = driver.train(0, 1)
-    first.push()
-    silence(driver, [first], 30.0)
-    assert driver.step == 0
-
-
 def test_a_step_never_has_fewer_contributions_than_the_minimum() -> None:
     driver = Driver(total_num_replicas=3, min_replicas=2)
     first, second, third = driver.train(0, 1, 2)

@@ -229,12 +229,6 @@ def test_a_stale_token_is_handed_out_and_its_gradients_are_dropped() -> None:
     assert worker.local_step == 1
 
 
-def test_a_fifo_step_that_is_being_applied_takes_no_more_contributions() -> None:
-    driver = cluster(1, 2, applies_at_once=False)
-    first, second = driver.train(0, 1)
-    assert [first.push(), second.push()] == [ACCEPTED, LATE]
-
-
 def test_a_repeated_request_gets_its_token_again_and_takes_no_other() -> None:
     driver = cluster(2, 1, num_tokens=2)
     (worker,) = driver.train(0)
@@ -263,14 +257,6 @@ def test_a_restarted_worker_contributes_without_a_token_and_its_old_one_is_lost(
     assert not first.has_token(call), "the token that the dead one had is not returned"
     assert [restarted.push(), first.push()] == [ACCEPTED, ACCEPTED]
     assert first.has_token(call)
-
-
-def test_a_call_whose_local_step_is_ahead_of_the_cluster_is_refused() -> None:
-    (worker,) = cluster(1, 1).train(0)
-    worker.local_step = 3
-    for attempt in (worker.ask, worker.commit):
-        with pytest.raises(StepAhead, match="local_step 3 is ahead of global_step 0"):
-            attempt()
 
 
 @pytest.mark.parametrize(("r", "t", "num_tokens", "needed"), [(5, 3, 1, 2), (3, 1, 0, 2)])

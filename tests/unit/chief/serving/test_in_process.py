@@ -160,14 +160,6 @@ def test_a_change_of_policy_reaches_the_shards_and_each_contribution_is_then_a_s
     assert scene.wait(1).reads_latest
 
 
-def test_a_stale_contribution_is_staged_and_applied_under_async() -> None:
-    scene = Scene()
-    scene.chief.call(ChangeSettingsRequest(policy=PolicySpec(name=PolicyName.ASYNC), request_id=7, max_wait_s=1.0))
-    scene.chief.call(CommitPushRequest(participant=scene.worker, commit=scene.push(0)))
-    result = scene.chief.call(CommitPushRequest(participant=scene.worker, commit=scene.push(0)))
-    assert (result.applied_step, result.staleness, scene.chief.status().global_step) == (1, 1, 2)
-
-
 def test_a_shard_that_refuses_new_settings_fails_the_training() -> None:
     scene = Scene()
     scene.shards[1].settings_error = ContributionMissing("a refusal")

@@ -245,22 +245,12 @@ def test_a_chief_of_another_life_with_the_same_number_ends_this_one_when_a_shard
     play(act)
 
 
-def test_shards_of_another_chief_are_not_ended() -> None:
+@pytest.mark.parametrize("of_another", ["chief_incarnation", "life"])
+def test_shards_of_another_chief_or_life_are_not_ended(of_another: str) -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
-        scene.links[1].chief_incarnation = 6
-        await scene.side.shut_down_all(reason="told to", within_s=5.0)
-        assert [link.ended_because for link in scene.links] == ["told to", ""]
-
-    play(act)
-
-
-def test_shards_of_a_chief_of_another_life_are_not_ended() -> None:
-    async def act(scene: Scene) -> None:
-        scene.side.carry_out(adopting())
-        await scene.one_of(messages.ShardAdopted)
-        scene.links[1].life += 1
+        setattr(scene.links[1], of_another, getattr(scene.links[1], of_another) + 1)
         await scene.side.shut_down_all(reason="told to", within_s=5.0)
         assert [link.ended_because for link in scene.links] == ["told to", ""]
 
@@ -316,13 +306,5 @@ def test_an_unfinished_checkpoint_is_reported_as_skipped(tmp_path: Path) -> None
         assert found.checkpoint is None
         assert [tag for tag, _ in found.skipped] == [COPY.tag]
         assert found.skipped[0][1].startswith("incomplete")
-
-    play(act, tmp_path)
-
-
-def test_an_empty_checkpoint_directory_reports_no_checkpoint_and_nothing_skipped(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        scene.side.carry_out(search := messages.FindCheckpoint())
-        assert (await scene.end_of(search)).result == messages.Found(checkpoint=None)
 
     play(act, tmp_path)
