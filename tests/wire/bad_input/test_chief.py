@@ -78,7 +78,6 @@ TAKEN, RANGE, FULL = grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.OUT_OF_RANG
 BAD_INPUT = [
     ("not a protobuf", "Heartbeat", b"\xff\xff", INVALID, "MALFORMED_MESSAGE", "2 bytes are not a HeartbeatRequest"),
     ("no participant", "Heartbeat", pb.HeartbeatRequest(), INVALID, "MALFORMED_MESSAGE", "participant"),
-    ("unknown kind", "Heartbeat", pb.HeartbeatRequest(participant=participant(kind=9)), INVALID, "MALFORMED_MESSAGE", "kind"),
     (
         "no commit",
         "Converse",
@@ -114,7 +113,6 @@ BAD_INPUT = [
         "MALFORMED_MESSAGE",
         "reading: got 9223372036854775807 s and 0 ns, want 0 to",
     ),
-    ("tokens beyond all use", "ChangeSettings", tokens(1 << 31), INVALID, "INVALID_SPEC", "num_tokens: got 2147483648, want -1"),
     (
         "more tokens than steps can use",
         "ChangeSettings",
@@ -149,10 +147,8 @@ BAD_INPUT = [
         "local_step 12",
     ),
     ("step negative", "Converse", commit(-1), INVALID, "INVALID_SPEC", "local_step: got -1"),
-    ("step too high", "Converse", commit(2**62 + 1), INVALID, "INVALID_SPEC", "local_step: got"),
     ("push id reused", "Converse", commit(1, sequence=1), INVALID, "PUSH_ID_REUSED", "push 0/1/1 was for step 0, now for step 1"),
     ("user state too large", "Converse", with_state(65_537), FULL, "LIMIT_EXCEEDED", "user_state: 65537 bytes, 65536 at most"),
-    ("push id of another", "Converse", commit(1, worker=1), INVALID, "INVALID_SPEC", "want worker 0, incarnation 1"),
     (
         "push sequence far ahead",
         "Converse",
@@ -161,7 +157,6 @@ BAD_INPUT = [
         "INVALID_SPEC",
         "number contributions one after the other",
     ),
-    ("push sequence zero", "Converse", commit(1, sequence=0), INVALID, "MALFORMED_MESSAGE", "sequence"),
     (
         "another model",
         "RegisterModel",

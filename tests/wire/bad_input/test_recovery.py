@@ -58,8 +58,6 @@ def _of_epoch_1(request: pb.RestoreShardRequest) -> None:
 
 WRONG: list[tuple[str, Message, str, str]] = [
     ("SaveShard", _save(tag="../outside"), "INVALID_SPEC", "checkpoint tag '../outside'"),
-    ("SaveShard", _save(tag="/etc"), "INVALID_SPEC", "checkpoint tag"),
-    ("SaveShard", _save(tag="t" * 65), "INVALID_SPEC", "checkpoint tag"),
     ("SaveShard", _save(tag="t\0t"), "INVALID_SPEC", "checkpoint tag"),
     ("SaveShard", _save(step=-1), "INVALID_SPEC", "step: got -1"),
     ("SaveShard", _save(step=5), "STEP_MISMATCH", "step 5 cannot be saved, it is at step 0"),
