@@ -48,10 +48,6 @@ def test_apply_threads_are_those_asked_for_else_the_processors_that_it_may_use()
     assert 1 <= default_apply_threads() <= 8
 
 
-def test_tf_config_gives_the_server_configuration() -> None:
-    assert parse_config([], environment={"TF_CONFIG": TF_CONFIG}) == ParameterServerConfig(index=1, address="127.0.0.1:7002")
-
-
 def test_the_tf_config_of_another_task_is_not_used() -> None:
     with pytest.raises(InvalidSpec, match="which parameter server is this"):
         parse_config([], environment={"TF_CONFIG": TF_CONFIG.replace('"type": "ps"', '"type": "worker"')})

@@ -211,36 +211,6 @@ def take(acc: Rounds, num_required: int = 1) -> tuple[list[int], Array, tuple[in
     return taken.indices.tolist(), taken.values, taken.dense_shape
 
 
-def test_each_row_is_divided_by_the_number_of_gradients_that_have_it() -> None:
-    acc = sparse_accumulator()
-    push(acc, [0], [[4.0]])
-    push(acc, [1], [[8.0]])
-    indices, values, shape = take(acc, 2)
-    assert (indices, values.tolist(), shape) == ([0, 1], [[4.0], [8.0]], (4, 1))
-
-
-def test_per_replica_divides_every_row_by_all_as_a_dense_mean_does() -> None:
-    acc = sparse_accumulator(mean=SparseMean.PER_REPLICA)
-    push(acc, [0], [[4.0]])
-    push(acc, [1], [[8.0]])
-    assert take(acc, 2)[1].tolist() == [[2.0], [4.0]]
-
-
-def test_repeated_indices_of_one_gradient_are_one_row() -> None:
-    acc = sparse_accumulator()
-    push(acc, [1, 1], [[2.0], [4.0]])
-    push(acc, [1], [[6.0]])
-    assert take(acc, 2)[:2] == ([1], np.array([[6.0]]))
-
-
-def test_unsorted_indices_are_merged_rightly() -> None:
-    acc = sparse_accumulator()
-    push(acc, [2, 1], [[2.0], [1.0]])
-    push(acc, [1, 2], [[10.0], [20.0]])
-    indices, values, _ = take(acc, 2)
-    assert (indices, values.tolist()) == ([1, 2], [[5.5], [11.0]])
-
-
 def test_empty_gradient_counts() -> None:
     acc = sparse_accumulator()
     push(acc, [], np.zeros((0, 1)))

@@ -9,7 +9,6 @@ from ps_protocol.errors import (
     Cancelled,
     ContributionMissing,
     EpochMismatch,
-    FrameOutOfOrder,
     InvalidSpec,
     LimitExceeded,
     PsError,
@@ -36,11 +35,6 @@ def shard() -> Iterator[StagingShard]:
     assert not fixture.inbox._num_held
     fixture.pool.release_all()
     assert fixture.budget.allocated_bytes == 0
-
-
-def test_a_complete_push_is_staged(shard: StagingShard) -> None:
-    assert shard.push() is PushResult.STAGED
-    assert (shard.inbox.num_staged, shard.inbox.num_pushes) == (1, 1)
 
 
 def test_an_incomplete_push_is_not_staged(shard: StagingShard) -> None:
@@ -228,17 +222,6 @@ def test_a_new_epoch_drops_all_contributions_and_incarnations(shard: StagingShar
     with pytest.raises(EpochMismatch, match="rose to 2"):
         shard.stage(under_way)
     assert shard.push(0, incarnation=1) is PushResult.STAGED
-
-
-def test_failed_write_leaves_the_push_to_be_abandoned(shard: StagingShard) -> None:
-    contribution = shard.open()
-    memory = shard.inbox.begin_write(contribution)
-    assert memory is not None
-    with pytest.raises(FrameOutOfOrder):
-        memory.writer.write(8, b"x")
-    shard.inbox.end_write(contribution)
-    shard.inbox.abandon(contribution)
-    assert shard.num_lent == 0
 
 
 def test_push_that_does_not_fit_into_memory_leaves_no_trace() -> None:
