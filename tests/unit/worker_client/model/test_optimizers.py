@@ -126,11 +126,7 @@ def test_learning_rate_may_be_a_schedule_that_the_servers_know(schedule: Schedul
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: worker_client.sgd(float("nan")), "want a finite number"),
-        (lambda: worker_client.sgd(-0.1), "learning_rate = -0.1, want >= 0"),
         (lambda: worker_client.sgd(True), "learning_rate = True, want a number or a schedule"),
-        (lambda: worker_client.momentum(0.1, momentum=-0.5), "momentum = -0.5, want >= 0"),
-        (lambda: worker_client.adagrad(0.1, initial_accumulator_value=0), "initial_accumulator_value = 0, want > 0"),
         (lambda: worker_client.adam(beta1=1.5), "beta1 = 1.5, want >= 0 and < 1"),
         (lambda: worker_client.cosine_decay(0.1, decay_steps=0), "decay_steps = 0, want > 0"),
         (lambda: worker_client.piecewise_constant([10], values=[0.1]), "1 boundaries want 2 values, got 1"),

@@ -18,7 +18,7 @@ from worker_client.strategy import (
 )
 
 NONE, SUM, MEAN = VariableAggregation.NONE, VariableAggregation.SUM, VariableAggregation.MEAN
-FIRST, ON_READ = VariableAggregation.ONLY_FIRST_REPLICA, VariableSynchronization.ON_READ
+ON_READ = VariableSynchronization.ON_READ
 
 
 def _variable(strategy: ParameterServerStrategy, initial: Any = 0.0, *, name: str = "v", **options: Any) -> Variable:
@@ -72,13 +72,6 @@ def test_rule_76_a_value_that_is_the_same_for_all_replicas_is_its_mean_and_has_n
     assert extended.reduce_to("MEAN", mirrored, v) is mirrored
     alone = ParameterServerStrategy(1)
     assert alone.extended.reduce_to("SUM", ones, ones) is ones
-
-
-def test_reducing_a_value_to_its_own_destination_gives_every_replica_the_result() -> None:
-    strategy, value = ParameterServerStrategy(3), _per_replica(1, 2, 3)
-    result = strategy.extended.reduce_to("SUM", value, value)
-    assert isinstance(result, Mirrored)
-    assert [float(one) for one in strategy.experimental_local_results(result)] == [6, 6, 6]
 
 
 @pytest.mark.parametrize("device", ["ps:1", "worker:1/replica:0", "worker:0/replica:2"])

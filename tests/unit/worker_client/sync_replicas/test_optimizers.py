@@ -95,13 +95,6 @@ def test_hyperparameters_may_be_functions(w: ModelVariable) -> None:
     assert (optimizer.spec.learning_rate.argument("value"), optimizer.spec.hyperparameter("beta1")) == (0.5, 0.25)
 
 
-def test_adam_has_two_powers_among_its_variables_sorted_by_name(w: ModelVariable) -> None:
-    optimizer = AdamOptimizer()
-    assert optimizer.variables() == []
-    optimizer.minimize(LOSS)
-    assert [variable.name for variable in optimizer.variables()] == ["beta1_power", "beta2_power", "w/Adam", "w/Adam_1"]
-
-
 def test_variables_without_gradient_get_no_slots(w: ModelVariable) -> None:
     other = get_variable("other", np.zeros(2))
     optimizer = MomentumOptimizer(0.1, 0.9)
