@@ -66,9 +66,6 @@ ROWS: list[Row] = [
         "PROTOCOL_MISMATCH",
         "client speaks protocol 1.x, server 4.x",
     ),
-    ("other cluster", lambda s: s.raw.handshake(cluster="job-b"), FAILED, "WRONG_CLUSTER", "cluster 'job-a', not 'job-b'"),
-    ("other role", lambda s: s.raw.handshake(expected_role="ROLE_CHIEF"), FAILED, "WRONG_ROLE", "this is ps 0, not the chief"),
-    ("other index", lambda s: s.raw.handshake(expected_index=3), FAILED, "WRONG_ROLE", "this is ps 0, not ps 3"),
     # Epochs and chiefs
     (
         "old chief",

@@ -87,11 +87,6 @@ def set_learning_rate(chief: RunningChief, rate: float) -> None:
         )
 
 
-def test_metrics_that_workers_report_become_curves() -> None:
-    with training() as (chief, session):
-        wait_until(lambda: is_drawn(session, Reader(chief.page_url)), timeout_s=20, what="the loss is there")
-
-
 def test_a_reader_gets_what_is_new() -> None:
     with training() as (chief, _):
         reader = Reader(chief.page_url)
@@ -101,14 +96,6 @@ def test_a_reader_gets_what_is_new() -> None:
         ((_, _, _, kind, text, _),) = reader.cluster(f"?event={last}")["events"]
         assert kind == "settings"
         assert "0.25" in text
-
-
-def test_the_page_only_looks() -> None:
-    with training() as (chief, _):
-        reader = Reader(chief.page_url)
-        for path in ("", "api/cluster", "metrics"):
-            for method in ("POST", "PUT", "DELETE"):
-                assert reader.get(path, method=method)[0] == 405
 
 
 def test_the_status_names_the_page() -> None:
