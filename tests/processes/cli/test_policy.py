@@ -76,7 +76,6 @@ def test_the_placement_is_shown_as_text_and_as_json(running: ServedCluster) -> N
     [
         ("set learning_rate", 2, "want NAME=VALUE"),
         ("set learning_rate=0.1", 1, "model"),
-        ("policy ssp --no-locking", 2, "--no-locking: it is for the policy async, not ssp"),
         ("policy --staleness 3", 2, "--staleness: of which policy? name it: lockstep policy sync | ssp | async"),
         (
             "policy sync --tokens fifo --num-tokens 0 --replicas-to-aggregate 3",
@@ -84,8 +83,6 @@ def test_the_placement_is_shown_as_text_and_as_json(running: ServedCluster) -> N
             "Too few tokens to finish the first step: 0 (given) vs 1",
         ),
         ("policy sync --backup-workers 2", 2, "--backup-workers: got 2, want 0 to 1: there are 2 workers, and a step needs one"),
-        ("policy sync --backup-workers 1 --replicas-to-aggregate 1", 2, "say the same in two ways"),
-        ("policy async --backup-workers 1", 2, "--backup-workers: only the policy sync has steps of several contributions, not async"),
         ("policy --backup-workers 1", 2, "--backup-workers: of which policy? name it: lockstep policy sync | ssp | async"),
         ("policy sync --timeout 0", 2, "--timeout: got 0.0, want more than 0 seconds"),
     ],
@@ -94,11 +91,3 @@ def test_a_change_that_cannot_be_made_is_reported_in_one_line(running: ServedClu
     result = lockstep_here(*command.split(), "--chief", running.chief_address)
     assert result.returncode == code, result.stderr
     assert words in result.stderr and len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", [["policy", "async"], ["set", "learning_rate=1"]])
-def test_without_a_chief_the_policy_command_reports_that(command: list[str], socket_dir: Path) -> None:
-    assert lockstep_here(*command).returncode == 2
-    absent = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")
-    assert absent.returncode == 1
-    assert f"No chief answers at unix:{socket_dir}/none.sock" in absent.stderr

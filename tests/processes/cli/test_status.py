@@ -20,7 +20,7 @@ from tests.support.processes.processes import speaking
 from tests.support.waiting import wait_until
 
 
-@pytest.mark.parametrize("command", [["status"], ["finish"], ["why", "--json"], ["top"]])
+@pytest.mark.parametrize("command", [["status"], ["finish"], ["why", "--json"], ["top"], ["policy", "async"], ["set", "learning_rate=1"]])
 def test_an_absent_chief_is_reported_within_two_seconds(command: list[str], socket_dir: Path) -> None:
     begin = time.monotonic()
     result = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")

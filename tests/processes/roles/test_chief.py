@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -67,17 +66,6 @@ def test_a_chief_names_the_server_that_it_still_looks_for_and_ends_at_a_signal()
         process.send_signal(signal.SIGINT)
         code, words = end_of(process)
     assert (code, "Traceback" in words) == (0, False), words
-
-
-def test_an_address_that_is_taken_is_refused_with_exit_code_two() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        with chief("--ps", "127.0.0.1:1", "--workers", "1", "--address", address) as process:
-            code, words = end_of(process)
-    assert code == 2
-    assert f"lockstep chief: cannot listen at {address}: another process listens there" in words.splitlines()[-1]
 
 
 def test_a_wrong_flag_is_one_line_and_exit_code_two() -> None:

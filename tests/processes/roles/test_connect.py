@@ -203,23 +203,6 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
 
 
-def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = ProcessCluster(Plan(transport="shared_memory"), stack, directory=socket_dir).start()
-    session = cluster.session()
-    session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
-    stop(cluster)
-    stack.callback(cluster.signal, "ps 0", signal.SIGCONT)  # first of all, or the session would wait for it
-    # The push itself calls nobody.
-    with pytest.raises(DeadlineExceeded):
-        session.step({"w": np.ones(3)}, timeout_s=0)
-    wait_until(lambda: "ps 0 at" in session.status().waiting_for, timeout_s=30, what="the chief's notice")
-    with pytest.raises(DeadlineExceeded, match=r"ps 0 at .* has not answered for"):
-        session.wait(0)
-    cluster.signal("ps 0", signal.SIGCONT)
-    assert session.wait(20)
-    assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
-
-
 def test_a_stopped_parameter_server_is_named_while_the_policy_is_changed_and_it_is_changed_all_the_same(
     stack: ExitStack, socket_dir: Path
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol.errors import PsError
-from ps_protocol.roles.shard import AdoptRequest, SaveRequest, ShardStatusRequest, ShutdownRequest
+from ps_protocol.roles.shard import SaveRequest, ShardStatusRequest
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_server.config import ParameterServerConfig, parse_config
 from ps_server.server import ParameterServer
@@ -73,16 +73,6 @@ def test_a_server_announces_its_address_and_a_signal_ends_it_in_order_within_two
     assert f"ps 0 ended reason={number.name}" in said and "Traceback" not in said
 
 
-def test_the_chief_can_shut_a_parameter_server_down(tmp_path: Path) -> None:
-    with _serving(tmp_path) as (process, announced):
-        with contextlib.closing(CommandedShard(announced)) as shard:
-            shard.call(AdoptRequest(fence=fence(1, 1)))
-            shard.call(ShutdownRequest(fence=fence(1, 1), reason="training is finished"))
-            _, said = process.communicate(timeout=10)
-    assert process.returncode == 0
-    assert "ps 0 ended reason=training is finished" in said
-
-
 def test_a_save_under_way_is_finished_before_the_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_FAILPOINTS", "ps.save.before_fsync=delay:0.3")
     place = tmp_path / "checkpoints"
@@ -95,17 +85,6 @@ def test_a_save_under_way_is_finished_before_the_server_ends(tmp_path: Path, mon
             assert process.wait(30) == 0
     (file,) = (place / "t.incomplete").iterdir()
     assert file.name == "ps-00000-of-00001.safetensors" and file.stat().st_size > 0
-
-
-def test_a_taken_port_is_reported(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        assert _refusal("--address", address) == (
-            f"lockstep server: cannot listen at {address}: another process listens there; choose another address,"
-            " or port 0 for any free one"
-        )
 
 
 def test_socket_of_a_living_server_is_not_taken_over(tmp_path: Path, socket_dir: Path) -> None:

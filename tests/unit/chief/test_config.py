@@ -121,10 +121,6 @@ def test_a_count_beyond_the_limit_is_refused_with_the_limit(flag: str, value: st
         (["--ps", "a:1", "--cluster", " job"], "cluster name"),
         (["--ps", "a:1", "--cluster", ""], "cluster name: got ''"),
         (["--ps", "a:1", "--backup-workers", "1"], "--backup-workers: of how many workers"),
-        (["--ps", "a:1", "--workers", "2", "--backup-workers", "2"], "--backup-workers: got 2, want 0 to 1"),
-        (["--ps", "a:1", "--workers", "3", "--min-replicas", "9"], "--min-replicas: got 9, want 1 to 3, which a step needs"),
-        (["--ps", "a:1", "--workers", "3", "--policy", "async", "--min-replicas", "2"], "--min-replicas: got 2, want the policy sync"),
-        (["--ps", "a:1", "--workers", "2", "--backup-workers", "1", "--replicas-to-aggregate", "1"], "say the same in two ways"),
     ],
 )
 def test_chief_options_that_cannot_work_are_refused_with_a_reason(flags: list[str], text: str) -> None:

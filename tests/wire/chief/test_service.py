@@ -21,10 +21,7 @@ from ps_protocol.errors import (
 from ps_protocol.roles.chief import (
     ClusterState,
     DeregisterRequest,
-    End,
-    HeartbeatRequest,
     ModelState,
-    PushOutcome,
     TokenResult,
 )
 from ps_protocol.roles.fence import NOBODY
@@ -40,29 +37,6 @@ from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.waiting import wait_until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def test_workers_train_to_the_end_and_every_process_learns_of_it() -> None:
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(parameter_server(index)) for index in range(2)]
-        chief = stack.enter_context(RunningChief(*(server.address for server in servers), total_num_replicas=2, max_steps=5))
-        client = stack.enter_context(client_of(chief))
-        first, second = (stack.enter_context(Worker(client)) for _ in range(2))
-        assert [first.join_model().state, second.join_model().state] == [ModelState.INITIALIZE, ModelState.READY]
-        for _ in range(5):
-            assert first.commit(first.push()).outcome is PushOutcome.ACCEPTED
-            reply = second.wait(second.push())
-            assert reply.commit is not None
-            assert reply.commit.outcome is PushOutcome.ACCEPTED
-            first.wait()
-        assert (reply.result, reply.step) == (TokenResult.FINISHED, 5)
-        assert client.call(HeartbeatRequest(participant=first.participant)) is End.FINISHED
-        status = client.status(max_ledger_entries=10)
-        assert (status.state, status.reason, len(status.ledger)) == (ClusterState.FINISHED, "max_steps 5 reached", 5)
-        for worker in (first, second):
-            client.call(DeregisterRequest(participant=worker.participant))
-        assert chief.ended() == 0
-        assert [server.wait() for server in servers] == ["max_steps 5 reached"] * 2
 
 
 def test_a_caller_that_is_cut_off_is_forgotten_and_gets_its_token_when_it_asks_again() -> None:
