@@ -177,16 +177,23 @@ def num_dropped(outcomes: list[PushOutcome]) -> int:
     return sum(outcome is not ACCEPTED for outcome in outcomes)
 
 
-@pytest.mark.parametrize(("tokens", "periods", "dropped"), [(TokenMode.FIFO, 29, 18), (TokenMode.STRICT, 20, 0)])
-def test_one_dead_backup_of_three_poisons_the_fifo_queue_and_not_the_strict_one(tokens: TokenMode, periods: int, dropped: int) -> None:
-    time, outcomes = play(cluster(2, 3, tokens=tokens, num_tokens=0), 1, 1, num_steps=20)
-    assert (time, num_dropped(outcomes)) == (periods, dropped)
-
-
-@pytest.mark.parametrize(("tokens", "periods", "dropped"), [(TokenMode.FIFO, 38, 36), (TokenMode.STRICT, 20, 0)])
-def test_two_dead_backups_of_four_nearly_halve_the_speed_of_the_fifo_queue(tokens: TokenMode, periods: int, dropped: int) -> None:
-    time, outcomes = play(cluster(2, 4, tokens=tokens, num_tokens=0), 1, 1, num_steps=20)
-    assert (time, num_dropped(outcomes)) == (periods, dropped)
+@pytest.mark.parametrize(
+    ("r", "t", "tokens", "num_tokens", "periods", "num_steps", "time", "dropped"),
+    [
+        pytest.param(2, 3, TokenMode.FIFO, 0, (1, 1), 20, 29, 18, id="one dead backup of three poisons the fifo queue"),
+        pytest.param(2, 3, TokenMode.STRICT, 0, (1, 1), 20, 20, 0, id="and not strict tokens"),
+        pytest.param(2, 4, TokenMode.FIFO, 0, (1, 1), 20, 38, 36, id="two dead backups of four nearly halve its speed"),
+        pytest.param(2, 4, TokenMode.STRICT, 0, (1, 1), 20, 20, 0, id="and not that of strict tokens"),
+        pytest.param(3, 2, TokenMode.FIFO, 1, (1, 1), 10, 20, 0, id="as many tokens as workers are short of are just enough"),
+        pytest.param(2, 2, TokenMode.FIFO, -1, (1, 1), 10, 11, 2, id="the default tokens let two gradients go to waste"),
+        pytest.param(2, 2, TokenMode.FIFO, 0, (1, 3), 10, 30, 0, id="without tokens each worker gives one to each step"),
+    ],
+)
+def test_steps_take_as_long_and_lose_as_much_as_their_tokens_allow(
+    r: int, t: int, tokens: TokenMode, num_tokens: int, periods: tuple[int, int], num_steps: int, time: int, dropped: int
+) -> None:
+    took, outcomes = play(cluster(r, t, tokens=tokens, num_tokens=num_tokens), *periods, num_steps=num_steps)
+    assert (took, num_dropped(outcomes)) == (time, dropped)
 
 
 def test_a_backup_ten_times_slower_costs_the_fifo_queue_nearly_half_as_much_again() -> None:
@@ -196,25 +203,10 @@ def test_a_backup_ten_times_slower_costs_the_fifo_queue_nearly_half_as_much_agai
     assert strictly <= 61
 
 
-def test_as_many_tokens_as_workers_are_short_of_contributions_are_just_enough() -> None:
-    time, outcomes = play(cluster(3, 2, num_tokens=1), 1, 1, num_steps=10)
-    assert (time, num_dropped(outcomes)) == (20, 0)
-
-
-def test_the_default_tokens_let_two_gradients_go_to_waste_at_the_start() -> None:
-    time, outcomes = play(cluster(2, 2), 1, 1, num_steps=10)
-    assert (time, num_dropped(outcomes)) == (11, 2)
-
-
 def test_with_the_default_tokens_a_fast_worker_makes_the_first_steps_alone() -> None:
     driver = cluster(2, 2)
     play(driver, 1, 5.5, num_steps=2)
     assert [{push.worker for push in step.contributors} for step in driver.applied] == [{0}, {0}]
-
-
-def test_without_initial_tokens_each_worker_gives_one_gradient_to_each_step() -> None:
-    time, outcomes = play(cluster(2, 2, num_tokens=0), 1, 3, num_steps=10)
-    assert (time, num_dropped(outcomes)) == (30, 0)
 
 
 def test_a_stale_token_is_handed_out_and_its_gradients_are_dropped() -> None:
