@@ -1,6 +1,7 @@
 """Engines and collectors of others take the weights of a training: TorchRL's, vLLM's. And the Trainer of transformers gives them.
 
-vLLM's engine is tried on its own classes for the transfer and for reloading layers, which need no GPU; a whole LLM is not run here.
+vLLM's engine is made by vLLM's own factory and base class, and loads into a model that stands for one of vLLM's: a whole LLM, and the
+layers that `start_weight_update` and `finish_weight_update` make ready, need a GPU and are not run here.
 """
 
 from collections.abc import Iterator
