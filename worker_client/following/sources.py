@@ -106,7 +106,7 @@ class ClusterSource:
             return self._opened
         self._opened, self._known = None, member.registration
         participant = self._known.participant
-        agreed = member.link.ask(GetModelRequest(max_wait_s=1.0), what="the model")
+        agreed = member.link.ask(GetModelRequest(max_wait_s=0.5), what="the model")
         status = member.status(max_ledger_entries=0)
         if agreed.state is not ModelState.READY or agreed.model is None:
             if status.state is ClusterState.FINISHED:
