@@ -109,6 +109,7 @@ class Coordinator:
             ev.PrepareStep: lambda event, now: cluster.training.refused(event),
             ev.ApplyStep: lambda event, now: cluster.training.refused(event),
             ev.ConfigureShards: lambda event, now: cluster.training.refused(event),
+            ev.AdoptShards: cluster.recovery.adoption_failed,
             ev.AdoptShard: lambda event, now: cluster.ending.fail(printable(event.error.message)),
             ev.KeepRecord: self._kept,
             ev.FindCheckpoint: cluster.recovery.search_failed,

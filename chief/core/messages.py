@@ -198,7 +198,10 @@ Answer = (
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptShards:
-    """Put all shards under this chief, and report ShardAdopted for each, with its report; RecordFound before the last one."""
+    """Put all shards under this chief, and report ShardAdopted for each, with its report; RecordFound before the last one.
+
+    It fails if a shard refuses; then nothing else is reported.
+    """
 
     fence: Fence
 

@@ -158,7 +158,9 @@ def nothing_found(search: Search, *, restore: str, step: int, failure: str = "")
 
 @light_dataclass(slots=True, kw_only=True)
 class _Begun:
-    """Empty shards are put under this chief; then a worker brings the model."""
+    """Empty shards are put under this chief, as they are `told`; then a worker brings the model."""
+
+    told: AdoptShards
 
 
 @light_dataclass(slots=True, kw_only=True)
@@ -181,12 +183,13 @@ class _Restoring:
 
 @light_dataclass(slots=True, kw_only=True)
 class _TakingOver:
-    """The stage after finding a model that an earlier chief has trained: the shards' reports, and the plan that follows.
+    """The stage after finding a model that an earlier chief has trained: shards are `told` to report; their reports, and what follows.
 
     `found`: training can continue, perhaps once an interrupted step is repeated; `pushes` have been applied, and `chosen` are promised.
     `must_tell`: some shards may have settings that are not in force.
     """
 
+    told: AdoptShards
     search: Search | None = None
     adoptions: dict[int, Adoption | None] = field(default_factory=dict)
     record: ChiefRecord | None = None
@@ -352,8 +355,7 @@ class Recovery:
         self.why = self._plan = ""
         # Not from the epoch of this chief on: after the loss of all servers, another one may have begun again in epoch 1.
         self._branch = Branch(epoch=highest_epoch + 1)
-        self._stage = _Begun()
-        self._out.add(self._adoption())
+        self._stage = _Begun(told=self._adopt())
 
     # -- going back
 
@@ -600,8 +602,18 @@ class Recovery:
 
     def _take_over(self, why: str, *, search: Search | None = None) -> None:
         self.why, self._plan = why, "the parameter servers are asked where they are"
-        self._stage = _TakingOver(search=search)
-        self._out.add(self._adoption())
+        self._stage = _TakingOver(told=self._adopt(), search=search)
+
+    def adoption_failed(self, event: Failed, now: float) -> None:
+        """A shard has refused this chief. One that holds a model has lost it, for example by an apply that broke off half-way."""
+        stage, why = self._stage, printable(event.error.message)
+        if self._ending.is_over or not isinstance(stage, _Begun | _TakingOver) or event.work is not stage.told:
+            return
+        self._servers.doubt()
+        if isinstance(stage, _Begun):
+            self._ending.fail(why)
+        else:
+            self._go_back(stage, why, has_lost=True)
 
     def _look_at_adoptions(self, stage: _TakingOver, now: float) -> None:
         self._meet_predecessors()
@@ -617,14 +629,19 @@ class Recovery:
         if not has_trained and has_searched:
             self._out.note(f"{problem}, before anything was trained: all begin anew", is_warning=True)
             self._begin_anew(is_again=True, highest_epoch=stage.search.highest_epoch if stage.search is not None else 0)
-        elif self._config.checkpoints is None:
-            self._ending.fail(f"{problem}, and there is no whole checkpoint to go back to; start the whole cluster again")
         else:
-            # Also if none was found before: the earlier chief may have made one whole until it lost the shards.
-            self._leave_epoch()
-            search = stage.search or Search(is_start=True)
-            search.why, search.has_looked, search.has_lost = problem, True, has_trained
-            self._seek(search)
+            self._go_back(stage, problem, has_lost=has_trained)
+
+    def _go_back(self, stage: _TakingOver, why: str, *, has_lost: bool) -> None:
+        """Training cannot continue where the shards are."""
+        if self._config.checkpoints is None:
+            self._ending.fail(f"{why}, and there is no whole checkpoint to go back to; start the whole cluster again")
+            return
+        # Also if none was found before: the earlier chief may have made one whole until it lost the shards.
+        self._leave_epoch()
+        search = stage.search or Search(is_start=True)
+        search.why, search.has_looked, search.has_lost = why, True, has_lost
+        self._seek(search)
 
     def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:
         """Takes note of where the shards are. Returns the reason why training cannot continue there; empty: it can."""
@@ -813,8 +830,10 @@ class Recovery:
     def _refuse_participants(self) -> None:
         self._cluster.refuse_participants(self._members.other_epoch(max(1, self._members.epoch - 1)))
 
-    def _adoption(self) -> AdoptShards:
-        return AdoptShards(fence=self._members.fence)
+    def _adopt(self) -> AdoptShards:
+        told = AdoptShards(fence=self._members.fence)
+        self._out.add(told)
+        return told
 
     def _life_of(self, statuses: Sequence[ShardStatus]) -> int:
         """The life that the shards are in, as long as one of them has been in any: epochs and incarnations continue there. Else another."""

@@ -95,7 +95,7 @@ class ShardWork:
         return self._num_restoring > 0
 
     async def carry_out(self, work: ev.Work, *, is_again: bool = False) -> None:
-        """Carries out an instruction at shards, or with checkpoints, and reports its end. Raises PsError if shards cannot be adopted.
+        """Carries out an instruction at shards, or with checkpoints, and reports its end.
 
         `is_again`: a step has been sent before, and failed.
         """
@@ -104,8 +104,6 @@ class ShardWork:
         except Superseded as error:
             self._on_superseded(error.message)  # no participant may learn what the other chief does not know
         except PsError as error:
-            if isinstance(work, ev.AdoptShards):
-                raise
             if isinstance(work, ev.CopyStep | ev.WriteStep) and (store := self._store) is not None:
                 await self._calls.pace.at_storage(lambda: store.abandon(work.tag))
             self._calls.report(ev.Failed(work=work, error=error))
@@ -242,7 +240,7 @@ class ShardWork:
 
     async def _adopt_all(self) -> None:
         """Puts all shards under this chief, and reports their answers: RecordFound, and ShardAdopted for each."""
-        adopted = await self._calls.at_all(self._adopt)
+        adopted = await self._calls.at_all(self._adopt_named)
         # Another process may have a replica's place since they were looked at.
         for index in distrust_unconfirmed(self._calls.links, [status for status, _ in adopted]):
             adopted[index] = await self._adopt(index)
@@ -254,6 +252,12 @@ class ShardWork:
             self._calls.report(event)
         for index, (status, adoption) in enumerate(adopted):
             self._report_adoption(index, status, adoption)
+
+    async def _adopt_named(self, index: int) -> tuple[ShardStatus, Adoption]:
+        try:
+            return await self._adopt(index)
+        except PsError as error:
+            raise self._named(index, error) from None
 
     def _report_adoption(self, index: int, status: ShardStatus, adoption: Adoption) -> None:
         self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation, adoption=adoption))

@@ -7,7 +7,7 @@ import pytest
 
 from chief.core import messages as ev
 from chief.options import CheckpointConfig
-from ps_protocol.errors import LeaseExpired, ModelMismatch, NotInitialized, TrainingFailed
+from ps_protocol.errors import InternalError, LeaseExpired, ModelMismatch, NotInitialized, TrainingFailed
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.checkpoint import Durability
@@ -241,6 +241,54 @@ def test_a_chief_and_a_server_lost_together_without_a_checkpoint_fail_the_traini
     driver.new_chief()
     with pytest.raises(TrainingFailed, match=r"ps 1 .* has lost the variables.*, and there is no whole checkpoint"):
         driver.register()
+
+
+HALF_WAY = "ps 1 at host-p:5001: it failed half-way through step 5"
+
+
+def refused(driver: Driver) -> None:
+    """A new chief comes, and a shard refuses it."""
+    driver.is_manual = True
+    driver.new_chief()
+    (order,) = driver.orders
+    driver.orders.clear()
+    driver.fail(order, InternalError(HALF_WAY))
+    driver.is_manual = False
+    driver.work_off()
+
+
+def test_a_shard_that_refuses_a_new_chief_has_lost_its_values_and_all_go_back_to_a_checkpoint() -> None:
+    driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+    refused(driver)
+    assert (driver.step, driver.coordinator.epoch, driver.coordinator.state) == (4, 3, ClusterState.TRAINING)
+    assert HALF_WAY in driver.coordinator.status(driver.now).last_rollback
+
+
+def test_a_shard_that_refuses_a_new_chief_fails_the_training_where_there_is_no_checkpoint() -> None:
+    driver, _ = trained(num_steps=5)
+    refused(driver)
+    with pytest.raises(TrainingFailed, match=f"{HALF_WAY}, and there is no whole checkpoint"):
+        driver.register()
+
+
+def test_a_shard_that_refuses_its_first_chief_fails_the_training_with_its_reason() -> None:
+    driver = Driver.outlived(begin=False, checkpoints=None)
+    driver.is_manual = True
+    driver.begin()
+    driver.fail(driver.orders[0], InternalError(HALF_WAY))
+    with pytest.raises(TrainingFailed, match=HALF_WAY):
+        driver.register()
+
+
+def test_a_shard_that_refuses_a_chief_after_all_was_told_otherwise_changes_nothing() -> None:
+    driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
+    driver.is_manual = True
+    driver.new_chief()
+    order = driver.orders[0]
+    driver.is_manual = False
+    driver.work_off()
+    driver.fail(order, InternalError(HALF_WAY))
+    assert (driver.step, driver.coordinator.epoch, driver.coordinator.state) == (5, 1, ClusterState.TRAINING)
 
 
 def test_shards_too_far_apart_are_brought_together_by_a_checkpoint() -> None:

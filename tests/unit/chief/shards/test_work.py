@@ -9,7 +9,17 @@ import pytest
 
 from chief.core import messages
 from ps_protocol.checkpoint.storage import LocalStorage
-from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Superseded, TrainingFailed, Unauthenticated, Unavailable
+from ps_protocol.errors import (
+    DataLoss,
+    EpochMismatch,
+    InternalError,
+    PsError,
+    StorageFull,
+    Superseded,
+    TrainingFailed,
+    Unauthenticated,
+    Unavailable,
+)
 from ps_protocol.roles.shard import Adoption, RestoreProgress
 from ps_protocol.wire.codec import RecordPacker
 from tests.support.chief.chief_shards import APPLY, COPY, RECORD, WRITE, Scene, adopting, play, restoring
@@ -52,6 +62,18 @@ def test_the_newest_record_is_reported_before_the_adoptions() -> None:
         assert found.record == RECORD
         assert [(one.shard, one.adoption) for one in adopted] == [(index, link.adoption) for index, link in enumerate(scene.links)]
         assert [link.chief_address for link in scene.links] == ["host-c:1", "host-c:1"]
+
+    play(act)
+
+
+def test_a_shard_that_refuses_to_be_adopted_is_reported_with_its_reason_and_watched_all_the_same() -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[1].always["adopt"] = InternalError("it failed half-way through step 3")
+        scene.side.carry_out(order := adopting())
+        failed = await scene.end_of(order)
+        assert failed.error.message == "ps 1 at host-p:5001: it failed half-way through step 3"
+        assert not scene.all_of(messages.ShardAdopted)
+        assert await scene.one_of(messages.ShardSeen)
 
     play(act)
 
