@@ -110,7 +110,6 @@ class Coordinator:
             ev.ApplyStep: lambda event, now: cluster.training.refused(event),
             ev.ConfigureShards: lambda event, now: cluster.training.refused(event),
             ev.AdoptShards: cluster.recovery.adoption_failed,
-            ev.AdoptShard: lambda event, now: cluster.ending.fail(printable(event.error.message)),
             ev.KeepRecord: self._kept,
             ev.FindCheckpoint: cluster.recovery.search_failed,
             ev.RestoreShards: cluster.recovery.restore_failed,
@@ -185,9 +184,7 @@ class Coordinator:
     def _see_shard(self, event: ev.ShardSeen, now: float) -> None:
         cluster = self.cluster
         is_other = cluster.servers.seen(event.shard, process_incarnation=event.process_incarnation, report=event.report)
-        if is_other and not cluster.ending.is_over and cluster.recovery.has_nothing:
-            self._out.add(ev.AdoptShard(shard=event.shard))
-        elif is_other or event.damage:
+        if is_other or event.damage:
             cluster.recovery.lost(event.shard, now, damage="" if is_other else event.damage)
         elif event.is_leaving:
             cluster.checkpoints.server_leaves(event.shard)

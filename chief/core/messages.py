@@ -356,13 +356,6 @@ class ConfigureShards:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptShard:
-    """Adopt a shard that was restarted before it held anything, and report ShardAdopted."""
-
-    shard: int
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class EndProcesses:
     """The cluster is no longer needed: shut down the shards, then end with this exit code.
 
@@ -434,7 +427,6 @@ Work = (
     | ApplyStep
     | ConfigureShards
     | AdoptShards
-    | AdoptShard
     | KeepRecord
     | FindCheckpoint
     | RestoreShards

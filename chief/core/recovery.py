@@ -241,9 +241,10 @@ class Recovery:
         return self._last_rollback
 
     @property
-    def has_nothing(self) -> bool:
-        """Whether no shard holds anything, nor is about to."""
-        return (self._stage is None or isinstance(self._stage, _Begun)) and self._model.model is None and not self._model.held
+    def _has_begun(self) -> bool:
+        """Whether a worker is to bring the model, or does: nothing is lost with what shards hold."""
+        is_unknown = self._stage is None and self._model.model is None and not self._model.held
+        return isinstance(self._stage, _Begun) or is_unknown or (self._model.model is not None and not self._model.is_created)
 
     def refuse_if_under_way(self, now: float) -> None:
         """Raises Unavailable while nothing can be counted, so that the caller tries again."""
@@ -297,10 +298,10 @@ class Recovery:
             if self._servers.are_adopted:
                 self._look_at_adoptions(stage, now)
                 return
-        elif not self._ending.is_over and self.has_nothing and has_applied([event.adoption]):
+        elif not self._ending.is_over and isinstance(stage, _Begun) and has_applied([event.adoption]):
             self._lose_what_another_had()
-        elif not self._ending.is_over and self.has_nothing and self._is_another(event):
-            self._begin_again(f"{self._servers[event.shard].name} was restarted before anything was trained", is_again=False)
+        elif not self._ending.is_over and isinstance(stage, _Begun) and self._is_another(event):
+            self._begin_again(f"{self._servers[event.shard].name} was restarted before anything was trained")
         elif not self._ending.is_over and isinstance(stage, _Begun) and self._servers.are_adopted:
             # Only now: one that is lost before has left no trace at the shards, and the next one has its number.
             self._meet_predecessors()
@@ -324,21 +325,20 @@ class Recovery:
         self._empty[event.shard] = event.process_incarnation
         return self._config.checkpoints is not None and was != event.process_incarnation
 
-    def _begin_again(self, why: str, *, is_again: bool) -> None:
+    def _begin_again(self, why: str) -> None:
         """A shard that was empty is another process now. A chief that this one knows nothing of may have trained on the former meanwhile.
 
-        `is_again`: a worker may have begun to create the variables.
+        So all begin anew, in another life: that chief may have used the epochs that come next in this one.
         """
         if self._config.checkpoints is None:
             self._out.note(f"{why}: all begin anew", is_warning=True)
-            self._begin_anew(is_again=is_again)
+            self._begin_anew(is_again=True)
             return
-        if is_again:
-            self._model.restart()
+        self._model.restart()
         self._servers.release_all()
         # This chief has trained nothing: checkpoints that it finds now are another chief's. The epochs of another life may be lower.
         self._branch = Branch()
-        self._seek(Search(why=why, is_start=True, has_looked=True, is_again=is_again))
+        self._seek(Search(why=why, is_start=True, has_looked=True, is_again=True))
 
     def _begin_anew(self, *, is_again: bool = False, highest_epoch: int = 0) -> None:
         if is_again or not self._servers.have_witness:
@@ -369,9 +369,9 @@ class Recovery:
             self._out.note(text, is_warning=True)
             self._servers.doubt()
             self._restore(stage.search, stage.checkpoint, stage.told.manifest_sha256)
-        elif isinstance(stage, _Begun) or (self._model.model is not None and not self._model.is_created):
+        elif self._has_begun:
             self._empty[shard] = self._servers[shard].process_incarnation
-            self._begin_again(f"{why} before the model was initialised", is_again=True)
+            self._begin_again(f"{why} before the model was initialised")
         elif self._ending.is_finishing:
             self._ending.finish_as_asked(now)
         elif self._config.checkpoints is None:

@@ -119,8 +119,6 @@ class ShardWork:
                 await self._configure(work)
             case ev.KeepRecord():
                 await self._keep_record(work)
-            case ev.AdoptShard():
-                return self._report_adoption(work.shard, *await self._adopt(work.shard))
             case ev.AdoptShards():
                 return await self._adopt_all()
             case ev.FindCheckpoint():
@@ -251,16 +249,13 @@ class ShardWork:
         for event in record_found([adoption for _, adoption in adopted]):
             self._calls.report(event)
         for index, (status, adoption) in enumerate(adopted):
-            self._report_adoption(index, status, adoption)
+            self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation, adoption=adoption))
 
     async def _adopt_named(self, index: int) -> tuple[ShardStatus, Adoption]:
         try:
             return await self._adopt(index)
         except PsError as error:
             raise self._named(index, error) from None
-
-    def _report_adoption(self, index: int, status: ShardStatus, adoption: Adoption) -> None:
-        self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation, adoption=adoption))
 
     async def _keep_record(self, work: ev.KeepRecord) -> None:
         """Has shards keep a record."""

@@ -144,7 +144,6 @@ class Driver:
         self.to_configure: list[ev.ConfigureShards] = []
         self.configured: list[ShardSettings] = []
         self.sums: tuple[tuple[float, ...], ...] = ()
-        self.adoptions: list[int] = []
         self.ended: list[ev.EndProcesses] = []
         self._calls = itertools.count(1)
         self._requests = itertools.count(1)
@@ -218,8 +217,6 @@ class Driver:
                     self.to_prepare.append(instruction)
                 case ev.ConfigureShards():
                     self.to_configure.append(instruction)
-                case ev.AdoptShard(shard=shard):
-                    self.adoptions.append(shard)
                 case ev.EndProcesses():
                     self.ended.append(instruction)
                 case ev.Note():

@@ -278,12 +278,13 @@ def test_a_shard_that_failed_half_way_through_a_step_fails_the_training_where_th
     assert words == "ps 0 failed half-way through step 0 and has lost its variables (global_step 0); start the whole cluster again"
 
 
-def test_a_shard_restarted_before_there_is_a_model_is_adopted_again() -> None:
+def test_all_shards_are_adopted_again_when_one_is_restarted_before_there_is_a_model() -> None:
     driver = Driver(num_shards=2)
-    driver.send(ev.ShardSeen(shard=1, process_incarnation=8))
-    assert driver.adoptions == [1]
-    assert driver.coordinator.explain(driver.now).startswith("1 of 2 parameter servers not reached yet: ps 1")
-    driver.send(ev.ShardAdopted(shard=1, process_incarnation=8))
+    driver.is_manual = True
+    driver.restart(1)
+    assert driver.coordinator.explain(driver.now).startswith("2 of 2 parameter servers not reached yet: ps 0")
+    driver.is_manual = False
+    driver.work_off()
     assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
 
 

@@ -157,25 +157,26 @@ def test_a_replaced_initialiser_hands_over_too() -> None:
 
 def restart(driver: Driver) -> None:
     """The only server is another process, which does not obey the chief yet."""
+    driver.is_manual = True
     driver.send(ev.ShardSeen(shard=0, process_incarnation=1))
 
 
 def test_another_model_is_refused_also_while_a_worker_waits_to_initialise() -> None:
     driver = Driver()
-    first, second = Worker(driver, 0), Worker(driver, 1)
     restart(driver)
+    first, second = Worker(driver, 0), Worker(driver, 1)
     agreed, other = driver.ask_model(first), driver.ask_model(second, model_of(4))
     assert {agreed, other}.isdisjoint(driver.answers)
-    driver.send(ev.ShardAdopted(shard=0, process_incarnation=1))
+    driver.is_manual = False
+    driver.work_off()
     assert driver.answers[agreed].state is ModelState.INITIALIZE
     assert isinstance(driver.answers[other], ModelMismatch)
 
 
 def test_while_shards_are_not_reached_workers_wait_with_that_explanation() -> None:
     driver = Driver()
-    worker = Worker(driver)
     restart(driver)
-    call = driver.ask_model(worker, max_wait_s=2.0)
+    call = driver.ask_model(Worker(driver), max_wait_s=2.0)
     driver.pass_time(2.0)
     assert driver.answers[call].state is ModelState.ABSENT
     assert "ps 0 at host-p:5000 unreachable for 2.0 s" in driver.answers[call].waiting_for

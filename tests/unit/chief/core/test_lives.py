@@ -273,7 +273,7 @@ def test_all_servers_restarted_during_a_restore_are_brought_back_once_more_in_an
 
 
 @pytest.mark.parametrize("num_lost", [1, 2])
-def test_a_chief_that_has_saved_nothing_begins_another_life_if_all_servers_were_restarted_while_it_adopted_them(num_lost: int) -> None:
+def test_a_chief_that_has_saved_nothing_begins_another_life_if_servers_were_restarted_while_it_adopted_them(num_lost: int) -> None:
     """A successor may have trained at the former servers, in the next epoch of the life, and saved nothing either."""
     driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE), begin=False)
     driver.is_manual = True
@@ -285,7 +285,16 @@ def test_a_chief_that_has_saved_nothing_begins_another_life_if_all_servers_were_
     driver.is_manual = False
     driver.work_off()
     assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
-    assert (life_of(driver) == adopt.fence.life) is (num_lost == 1)
+    assert life_of(driver) != adopt.fence.life
+
+
+def test_a_server_that_was_restarted_before_anything_was_trained_is_never_given_the_life_that_it_was_in() -> None:
+    """Others may have been restarted since, of which the chief has not heard: their chief may have used the epochs of that life."""
+    driver = Driver.outlived(checkpoints=None)
+    life = life_of(driver)
+    driver.restart(0)
+    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert life not in {shard.life for shard in driver.shards}
 
 
 def test_servers_of_two_lives_begin_a_third() -> None:

@@ -121,12 +121,12 @@ def test_an_idle_shard_that_falls_silent_and_comes_back_is_reported() -> None:
     play(act)
 
 
-def test_a_shard_restarted_before_there_is_a_model_is_adopted_again() -> None:
+def test_a_shard_restarted_before_there_is_a_model_is_adopted_again_in_another_life() -> None:
     async def act(scene: Scene) -> None:
         await until(lambda: ClusterState.WAITING_FOR_MODEL in scene.states)
         scene.links[0].process_incarnation, scene.links[0].chief_incarnation = 8, 0
         await until(lambda: scene.states[-2:] == [ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL])
-        assert scene.links[0].chief_incarnation == 1
+        assert scene.links[0].chief_incarnation == 2
         await scene.initialise()
 
     play(act)
