@@ -26,7 +26,6 @@ from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
 from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.errors import InternalError
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.variables import Array
@@ -630,28 +629,9 @@ def _finishes_when_asked_to_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ending, "leave", leave)
 
 
-def _refuses_to_say_that_its_values_are_lost(patch: pytest.MonkeyPatch) -> None:
-    real = Shard._adoption_locked
-
-    def adoption_locked(self: Shard) -> Any:
-        if self._gate.fences.damage:
-            raise InternalError(self._gate.fences.damage)
-        return real(self)
-
-    patch.setattr(Shard, "_adoption_locked", adoption_locked)
-
-
 def _ends_where_a_step_is_half_applied(patch: pytest.MonkeyPatch) -> None:
     real = Coordinator._see_shard
     patch.setattr(Coordinator, "_see_shard", lambda self, event, now: real(self, replace(event, damage=""), now))
-
-
-def _half_applies_and_loses_the_chief(scenario: Scenario) -> Scenario:
-    """Nothing was saved: the next chief has to ask the servers, and to say that the training cannot continue."""
-    at = 1.0 + scenario.seed % 97 * 0.01
-    half = Fault(at=at, kind="half", target=("ps-0",))
-    killed = tuple(Fault(at=at + 0.02 * number, kind="kill", target=("chief",), seconds=0.01) for number in range(1, 15))
-    return replace(scenario, durability=None, has_standbys=False, network=NetworkSpec(), faults=(half, *killed))
 
 
 def _half_applies_and_is_saved(scenario: Scenario) -> Scenario:
@@ -852,9 +832,6 @@ MUTATIONS: dict[str, Mutation] = {
     "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor")),
     "training ends where a contribution is missing": Mutation("6", _gives_up_where_a_contribution_is_missing, _forges_and_is_saved),
     "a chief that is asked to end finishes the training": Mutation("E", _finishes_when_asked_to_end, has("end")),
-    "a server refuses to say that its values are lost": Mutation(
-        "6", _refuses_to_say_that_its_values_are_lost, _half_applies_and_loses_the_chief
-    ),
     "training ends where a step is half applied": Mutation("6", _ends_where_a_step_is_half_applied, _half_applies_and_is_saved),
     "a worker may fill a server with contributions": Mutation("7", _takes_any_number_of_contributions, _hoards),
     "memory of contributions is not given back": Mutation(
