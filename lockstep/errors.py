@@ -35,7 +35,7 @@ from ps_protocol.errors import (
     WrongCluster,
     WrongRole,
 )
-from ps_protocol.shared_memory.worker import MemoryNotShared
+from ps_protocol.rpc.memory import MemoryNotShared
 
 __all__ = [
     "ClusterFull",

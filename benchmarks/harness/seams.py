@@ -30,14 +30,13 @@ _OF_SHARDS = (
     ("read", "read"),
 )
 _OF_SHARED_MEMORY = (
-    *_OF_SHARDS,
-    ("push_locally", "push"),
-    ("gradient_memory", "gradient memory"),
-    ("variables_view", "read"),
+    ("push", "push"),
+    ("gradients", "gradient memory"),
+    ("view", "read"),
 )
 WORKER_SEAMS = (
     *((f"ps_protocol.rpc.shard:GrpcShard.{method}", part) for method, part in _OF_SHARDS),
-    *((f"ps_protocol.shared_memory.worker:SharedMemoryShard.{method}", part) for method, part in _OF_SHARED_MEMORY),
+    *((f"ps_protocol.rpc.memory:SharedMemory.{method}", part) for method, part in _OF_SHARED_MEMORY),
 )
 # All requests to the chief go through one method; these requests belong to a step.
 WORKER_REQUESTS = ("ps_protocol.rpc.chief:GrpcChief.call", ("DequeueTokenRequest", "CommitPushRequest"), "commit and token")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -30,6 +31,7 @@ from ps_protocol.roles.shard import (
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, not_understood
 from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
+from ps_protocol.rpc.memory import SharedMemory, share_memory
 from ps_protocol.rpc.payloads import Payloads, next_payload
 from ps_protocol.sockets.data_socket import DataSocket, Receive
 from ps_protocol.v1 import parameter_service_pb2 as pb
@@ -206,6 +208,8 @@ def _exchange(stream: Stream, messages: Iterator[bytes], *, num_bytes: int) -> b
     return stream.answer()
 
 
+log = logging.getLogger("lockstep.rpc")
+
 SERVICE = "ps_protocol.v1.ParameterService"
 # A contribution whose messages are made all at once.
 _SMALL_BYTES = 64 << 10
@@ -226,7 +230,7 @@ class GrpcShard:
     `variables_encoding`: see `know_layout`. What is called with every step goes over long-lived streams, of which each call has one to
     itself. `least_socket_bytes`: gradients and variables of so many bytes travel over data sockets beside them, where the server has those;
     None: nothing does. `must_use_sockets`: raise Unimplemented or Unavailable where they cannot be had. `progress`: what counts the pieces
-    of all large payloads; the caller may share it with others.
+    of all large payloads; the caller may share it with others. Once the server shares its memory (`share`), that carries what it can.
     """
 
     def __init__(
@@ -253,6 +257,8 @@ class GrpcShard:
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
         self._is_prepared = False
+        # Where there is none, or none any more, everything travels.
+        self._memory: SharedMemory | None = None
 
     @property
     def uses_sockets(self) -> bool:
@@ -264,11 +270,6 @@ class GrpcShard:
         """The channel that all calls take."""
         return self._connection
 
-    @property
-    def deadlines(self) -> CallDeadlines:
-        """The object that ends calls on long-lived streams when their time is up."""
-        return self._deadlines
-
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
         return self._connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
@@ -277,6 +278,29 @@ class GrpcShard:
         """Asks by an RPC with one message each way, and returns the answer."""
         limit_s = CONTROL_TIMEOUT_S + getattr(request, "max_wait_s", 0.0) if timeout_s is None else timeout_s
         return self._connection.call(request, timeout_s=limit_s)
+
+    def share(
+        self,
+        *,
+        epoch: int,
+        worker: int,
+        incarnation: int,
+        layout: Layout,
+        secret: int = 0,
+        num_buffers: int = 1,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+    ) -> SharedMemory:
+        """Has the server's memory carry what one incarnation of a worker pushes and reads, until it is lost; returns it.
+
+        The variables must stand. `secret`: the worker's, see Participant. `num_buffers`: for gradients, at first; it asks for more when
+        they are needed. Blocks for a few calls. Raises MemoryNotShared if it cannot be, and what any call raises: then all is as before.
+        """
+        claim = pb.MemoryClaim(
+            epoch=epoch, worker=worker, incarnation=incarnation, layout_hash=layout.hash, num_buffers=num_buffers, secret=secret
+        )
+        memory = share_memory(self._connection, claim, layout=layout, timeout_s=timeout_s, deadlines=self._deadlines)
+        self._memory = memory
+        return memory
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Sends all variables with their initial values; False if they exist already."""
@@ -292,6 +316,9 @@ class GrpcShard:
 
     def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
         """Receives variables, or a slot, into the caller's memory; returns their step."""
+        memory = self._memory
+        if memory is not None and (found := memory.read(request, into)) is not None:
+            return found
         self._prepare(into.nbytes)
         request = self._as_it_travels(request)
         if request.slot:
@@ -302,7 +329,9 @@ class GrpcShard:
         return self._variables.read(request, writer, timeout_s=_limit(timeout_s), awaited=awaited)
 
     def expect(self, request: ReadRequest) -> None:
-        """Asks for a step on a long-lived stream, which then leaves as soon as it is there."""
+        """Asks for a step on a long-lived stream, which then leaves as soon as it is there; not if it will be read where it lies."""
+        if self._memory is not None and self._memory.is_open:
+            return
         with contextlib.suppress(PsError):  # what is wrong will be wrong when it is read, too
             self._variables.expect(self._as_it_travels(request), timeout_s=CONTROL_TIMEOUT_S)
 
@@ -312,37 +341,15 @@ class GrpcShard:
             self._layouts[layout.hash] = layout
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Sends one contribution; if it is dropped as stale, the answer may come before all is sent."""
-        self._prepare(gradients.nbytes)
-        message, limit_s, awaited = codec.encode(header), _limit(timeout_s), f"the receipt of gradients for step {header.step}"
-
-        message.content_bytes = gradients.nbytes
-
-        def exchange(use: LongLivedStream) -> pb.PushResponse:
-            data_socket = self._payloads.socket_for(use, gradients.nbytes)
-            if data_socket is None:
-                message.ClearField("payload")
-                messages = encode_stream(pb.PushRequest(header=message), gradients)
-                if gradients.nbytes > _SMALL_BYTES:
-                    messages = self._progress.counted(messages)
-                received = _exchange(use.stream, messages, num_bytes=gradients.nbytes)
-            else:
-                received = self._exchange_by_socket(use, data_socket, message, gradients)
-            answer = decode_message(pb.PushResponse, received)
-            if answer.reply.result not in _RECEIVED:
-                # The server reads no more of it.
-                use.let_go_of_socket()
-            if answer.push_id != message.push_id:
-                raise MalformedMessage(f"an answer to push {answer.push_id}, not to {header.push_id}")
-            return answer
-
-        answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
-        if answer.HasField("error"):
-            raise decode_call_error(answer.error)
-        try:
-            return codec.decode(PushReply, answer.reply)
-        except PsError as error:
-            raise not_understood(self._connection.target, error) from None
+        """Sends one contribution, or leaves it in memory; if it is dropped as stale, the answer may come before all is sent."""
+        memory = self._memory
+        if memory is None:
+            return self._push(header, gradients, timeout_s=timeout_s)
+        reply = memory.push_by(partial(self._push, timeout_s=timeout_s), header, gradients)
+        if not memory.is_open and self._memory is memory:
+            self._memory = None
+            log.warning("%s: its memory is no longer shared; gradients and variables are sent from now on", self._connection.target)
+        return reply
 
     def read_rows(
         self,
@@ -379,11 +386,46 @@ class GrpcShard:
             is_over.set()
 
     def close(self) -> None:
-        """Closes the connection; calls under way end with Cancelled. The server continues. Idempotent."""
+        """Gives memory back and closes the connection; calls under way end with Cancelled. The server continues. Idempotent."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
         self._pushes.close()
         self._reads.close()
         self._deadlines.close()
         self._connection.close()
+
+    def _push(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None) -> PushReply:
+        self._prepare(gradients.nbytes)
+        message, limit_s, awaited = codec.encode(header), _limit(timeout_s), f"the receipt of gradients for step {header.step}"
+
+        message.content_bytes = gradients.nbytes
+
+        def exchange(use: LongLivedStream) -> pb.PushResponse:
+            data_socket = self._payloads.socket_for(use, gradients.nbytes)
+            if data_socket is None:
+                message.ClearField("payload")
+                messages = encode_stream(pb.PushRequest(header=message), gradients)
+                if gradients.nbytes > _SMALL_BYTES:
+                    messages = self._progress.counted(messages)
+                received = _exchange(use.stream, messages, num_bytes=gradients.nbytes)
+            else:
+                received = self._exchange_by_socket(use, data_socket, message, gradients)
+            answer = decode_message(pb.PushResponse, received)
+            if answer.reply.result not in _RECEIVED:
+                # The server reads no more of it.
+                use.let_go_of_socket()
+            if answer.push_id != message.push_id:
+                raise MalformedMessage(f"an answer to push {answer.push_id}, not to {header.push_id}")
+            return answer
+
+        answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
+        if answer.HasField("error"):
+            raise decode_call_error(answer.error)
+        try:
+            return codec.decode(PushReply, answer.reply)
+        except PsError as error:
+            raise not_understood(self._connection.target, error) from None
 
     def _exchange_by_socket(self, use: LongLivedStream, data_socket: DataSocket, header: pb.PushHeader, gradients: Segments) -> bytes:
         payload = next_payload(data_socket)

@@ -9,9 +9,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from ps_protocol import errors
 from ps_protocol.errors import PsError
 from ps_protocol.roles.request import RPCS
-from ps_protocol.rpc import accumulators, board, chief, commands, payloads, shard
+from ps_protocol.rpc import accumulators, board, chief, commands, memory, payloads, shard
 from ps_protocol.rpc import client as handshake_client
-from ps_protocol.shared_memory import worker
 from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from tests.support.repository import ROOT
 
@@ -32,7 +31,7 @@ CLIENTS = {
     "BoardService": board,
     "ChiefService": chief,
 }
-ELSEWHERE = {"ShareMemory": worker, "OpenDataSocket": payloads, "Command": commands}
+ELSEWHERE = {"ShareMemory": memory, "OpenDataSocket": payloads, "Command": commands}
 # What every connection can ask, because a value says so.
 ASKED = {(rpc.service, rpc.name) for rpc in RPCS.values()}
 

@@ -7,18 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from ps_protocol.errors import InternalError, InvalidSpec, PsError
-from ps_protocol.model.layout import Layout, Segments
-from ps_protocol.model.variables import Array
+from ps_protocol.model.layout import Layout
 from ps_protocol.process import waiting
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.waiting import Progress, SilenceWatch
 from ps_protocol.roles.chief import Chief, Participant
 from ps_protocol.roles.identity import HandshakeReply
-from ps_protocol.roles.shard import PushHeader, PushReply, Shard, ShardStatus, ShardStatusRequest
+from ps_protocol.roles.shard import Shard, ShardStatus, ShardStatusRequest
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.rpc.memory import MemoryNotShared, SharedMemory
 from ps_protocol.rpc.shard import GrpcShard
-from ps_protocol.shared_memory.worker import MemoryNotShared, share_memory
 from worker_client.model.wire_format import WireFormat
 
 log = logging.getLogger("lockstep.worker")
@@ -29,42 +28,6 @@ LEAST_SOCKET_BYTES = 1 << 18
 AS_IS = WireFormat()
 _UNWATCHED = nullcontext()
 _SEARCH_TIMEOUT_S = 2.0
-
-
-class SharingShard(Shard, Protocol):
-    """A shard that shares memory with the caller, until that ends."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether memory is still shared."""
-
-    @property
-    def arena_bytes(self) -> int:
-        """Size of one copy of the dense variables, or of their gradients, in that memory."""
-
-    @property
-    def unshared(self) -> Shard:
-        """The same shard without shared memory."""
-
-    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """Returns the arena of a step where the shard has it, read-only; None once memory is not shared: then `read` copies.
-
-        It is overwritten as soon as the step after the next is being made. There are two such arrays, and they stay the same ones. Raises
-        what `read` raises.
-        """
-
-    def gradient_memory(self) -> Array | None:
-        """Returns an arena to write the next gradients into, that `push_gradients` then need not copy; None once memory is not shared.
-
-        The same one until it has been pushed, and never one whose contribution may still be applied. It is not cleared. Raises
-        TooManyPushes if there is none that is free, and no more can be had.
-        """
-
-    def kept_memory(self) -> Array | None:
-        """Returns an arena to write gradients into that is always the same; None once memory is not shared. Raises TooManyPushes."""
-
-    def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
-        """Works as `push_gradients` if that takes no call; else does nothing and returns None."""
 
 
 class Transport(Protocol):
@@ -103,8 +66,8 @@ class Transport(Protocol):
 
     def share(
         self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
-    ) -> SharingShard | None:
-        """Returns a shard that takes the place of `shard` and shares memory; None if that cannot be. `where` names it in messages."""
+    ) -> SharedMemory | None:
+        """Has a shard share its memory with a participant, and returns that memory; None if it cannot be. `where` names it in messages."""
 
     def watching(
         self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None, shard: int | None = None
@@ -163,7 +126,7 @@ class LocalTransport:
 
     def share(
         self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
-    ) -> SharingShard | None:
+    ) -> SharedMemory | None:
         """Returns None: there is one memory."""
         return None
 
@@ -285,8 +248,8 @@ class GrpcTransport:
 
     def share(
         self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
-    ) -> SharingShard | None:
-        """Returns a shard that shares memory, or None. Raises MemoryNotShared if it is required, and what the server's call raises."""
+    ) -> SharedMemory | None:
+        """Shares memory, or returns None. Raises MemoryNotShared if it is required, and what the server's call raises."""
         if not self._shares:
             return None
         is_required = self._must_share and layout.nbytes > 0
@@ -295,8 +258,7 @@ class GrpcTransport:
         if not isinstance(shard, GrpcShard):
             return None
         try:
-            return share_memory(
-                shard,
+            return shard.share(
                 epoch=participant.era.epoch,
                 worker=participant.index,
                 incarnation=participant.incarnation,

@@ -14,7 +14,7 @@ from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process import waiting
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.roles.chief import FollowerReport, ModelReply, Participant, Registration, WorkerTraffic
+from ps_protocol.roles.chief import FollowerReport, ModelReply, Registration, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.history import contributed
 from ps_protocol.roles.shard import (
@@ -31,8 +31,9 @@ from ps_protocol.roles.shard import (
     creation_words,
     held_bytes,
 )
+from ps_protocol.rpc.memory import SharedMemory
 from worker_client.cluster.threads import FanOut, run_bounded
-from worker_client.cluster.transport import SharingShard, Transport
+from worker_client.cluster.transport import Transport
 from worker_client.model.gradients import ShardPart
 from worker_client.model.memory import ModelMemory, with_tables
 from worker_client.shards.standbys import ReplicatedShard, ShardPlaces
@@ -59,61 +60,37 @@ _LOOK_AGAIN_S = 5.0
 
 
 class SharedMemories:
-    """The shards that share memory, by index, of so many in all. For one thread."""
+    """The memories that shards share, by index (`of`); `shards` are all of them. For one thread."""
 
-    def __init__(self, shards: Mapping[int, SharingShard], *, epoch: int, num_shards: int) -> None:
-        self.shards = dict(shards)
+    def __init__(self, of: Mapping[int, SharedMemory], shards: Sequence[Shard], *, epoch: int) -> None:
+        self.of = dict(of)
+        self._shards = shards
         self._epoch = epoch
-        self._num_shards = num_shards
-        self._next_look_s = 0.0
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all of them still share."""
-        return all(shard.is_shared for shard in self.shards.values())
-
-    def share_again(
-        self, transport: Transport, layouts: Sequence[Layout], *, participant: Participant, now: float
-    ) -> Mapping[int, SharingShard]:
-        """Asks shards that no longer share memory, such as stopped ones, and returns those that do again; asks only from time to time."""
-        found: dict[int, SharingShard] = {}
-        if now < self._next_look_s:
-            return found
-        self._next_look_s = now + _LOOK_AGAIN_S
-        for index, lost in self.shards.items():
-            if not lost.is_shared:
-                with suppress(PsError):
-                    shard = transport.share(
-                        lost.unshared,
-                        where=f"ps {index}",
-                        participant=participant,
-                        layout=layouts[index],
-                        has_standby=False,
-                        timeout_s=_SHARE_AGAIN_S,
-                    )
-                    if shard is not None:
-                        found[index] = shard
-                        log.info("ps %d: memory is shared again", index)
-        self.shards |= found
-        return found
+    def lost(self) -> list[int]:
+        """The shards that have shared memory, and do so no more."""
+        return [index for index, memory in self.of.items() if not memory.is_open]
 
     def travels(self, index: int) -> bool:
         """Whether data for a shard is sent to it; not if memory is shared."""
-        return index not in self.shards or not self.shards[index].is_shared
+        memory = self.of.get(index)
+        return memory is None or not memory.is_open
 
     def variables(self, layouts: Sequence[Layout], *, step: int) -> Sequence[Array | None]:
         """Returns each shard's arena of a step where the shard has it, None from one that copies; nothing if all do.
 
         Raises StepGone, StepNotReady.
         """
-        if not self.shards:
+        if not self.of:
             return ()
-        arenas: list[Array | None] = [None] * self._num_shards
+        arenas: list[Array | None] = [None] * len(self._shards)
         has_some = False
-        for index, shard in self.shards.items():
+        for index, memory in self.of.items():
             if layouts[index].nbytes:
+                request = ReadRequest(epoch=self._epoch, step=step, layout_hash=layouts[index].hash)
                 try:
-                    arenas[index] = arena = shard.variables_view(epoch=self._epoch, step=step, layout_hash=layouts[index].hash)
+                    arenas[index] = arena = memory.view(request, ask=self._shards[index].read)
                 except (Unavailable, ShuttingDown):
                     continue  # the reader then repeats its attempt
                 has_some = has_some or arena is not None
@@ -121,17 +98,14 @@ class SharedMemories:
 
     def gradients(self) -> Sequence[Array | None]:
         """Returns an arena of each shard to write gradients into, None from one that copies; nothing if all do. Raises TooManyPushes."""
-        arenas: list[Array | None] = [None] * self._num_shards if self.shards else []
-        for index, shard in self.shards.items():
-            arenas[index] = shard.gradient_memory()
-        return arenas
+        return self._of_each(SharedMemory.gradients)
 
     def kept(self) -> Sequence[Array | None]:
         """Returns as `gradients` does arenas that are the same each time. Raises TooManyPushes while one of them is under way."""
-        arenas: list[Array | None] = [None] * self._num_shards if self.shards else []
-        for index, shard in self.shards.items():
-            arenas[index] = shard.kept_memory()
-        return arenas
+        return self._of_each(SharedMemory.kept)
+
+    def _of_each(self, give: Callable[[SharedMemory], Array | None]) -> Sequence[Array | None]:
+        return [give(self.of[index]) if index in self.of else None for index in range(len(self._shards))] if self.of else ()
 
 
 class TrafficCount:
@@ -186,16 +160,16 @@ class Shards:
         name = f"lockstep-{registration.participant.index}-ps"
         self._fan_out = FanOut(len(self._addresses), name=name, is_parallel=not transport.is_in_process)
         self._closed = threading.Event()
-        # The shards to call; one that shares memory takes the place of the one before.
         self._shards: list[Shard] = []
         self._transports_at_end: tuple[str, ...] = ()
-        self.memories = SharedMemories({}, epoch=self.epoch, num_shards=len(self._addresses))
         try:
             opened = self._fan_out.run([partial(self._open, index, address) for index, address in enumerate(self._addresses)])
         except BaseException:
             self._fan_out.close()
             raise
         self._shards = [shard for shard in opened if shard is not None]
+        self.memories = SharedMemories({}, self._shards, epoch=self.epoch)
+        self._next_look_s = 0.0
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -227,21 +201,12 @@ class Shards:
         if self._transport.is_in_process:
             return
 
-        def share(index: int, shard: Shard, timeout_s: float) -> SharingShard | None:
-            return self._transport.share(
-                shard,
-                where=f"ps {index} at {self._addresses[index]}",
-                participant=self.participant,
-                layout=layouts[index],
-                has_standby=self._places is not None,
-                timeout_s=timeout_s,
-            )
+        def share(index: int, shard: Shard, timeout_s: float) -> SharedMemory | None:
+            return self._share(index, layouts[index], where=f"ps {index} at {self._addresses[index]}", timeout_s=timeout_s)
 
         found = self._call("share memory", share, [index for index, layout in enumerate(layouts) if layout.nbytes or not layout.tables])
-        sharing = {index: shard for index, shard in found.items() if shard is not None}
-        for index, shard in sharing.items():
-            self._shards[index] = shard
-        self.memories = SharedMemories(sharing, epoch=self.epoch, num_shards=len(self))
+        shared = {index: memory for index, memory in found.items() if memory is not None}
+        self.memories = SharedMemories(shared, self._shards, epoch=self.epoch)
 
     def expect(self, layouts: Sequence[Layout], *, step: int) -> None:
         """Tells the shards that variables travel from that this step will be read."""
@@ -317,8 +282,7 @@ class Shards:
 
         `held`: the step of each shard's part of the memory, which is not moved again if it is the newest still. Returns the steps by shard.
         """
-        if self.memories.shards:
-            self._share_again(into.layouts)
+        self._share_again(into.layouts)
         holders = [index for index, segments in enumerate(into.segments) if segments.nbytes]
         found = self._read(into, None, holders, held=held)
         for _ in range(MAX_ALIGNMENTS if is_aligned else 0):
@@ -373,19 +337,18 @@ class Shards:
             return shard.push_gradients(header(index), parts[index].segments, timeout_s=timeout_s).result
 
         results: dict[int, PushResult] = {}
-        for index, shard in self.memories.shards.items():
+        for index, memory in self.memories.of.items():
             # Shared memory needs no call, so a separate thread would cost more than the work.
             if index:
                 failpoint("worker.push.mid")
-            reply = shard.push_locally(header(index), parts[index].segments)
+            reply = memory.push(header(index), parts[index].segments)
             if reply is not None:
                 results[index] = reply.result
         if len(results) < len(parts):
             missing = [index for index in range(len(parts)) if index not in results] if results else range(len(parts))
             what, num_bytes = f"push to step {step}", [part.segments.nbytes for part in parts]
             for index in missing:
-                sharing = self.memories.shards.get(index)
-                in_place = sharing.arena_bytes if sharing is not None and sharing.is_shared else 0
+                in_place = 0 if self.memories.travels(index) else self.memories.of[index].arena_bytes
                 self._traffic.sent_bytes += max(0, num_bytes[index] - in_place)
             if len(parts) == 1:
                 # As `_one` does it, by a frame less: it is the way of every step.
@@ -482,11 +445,27 @@ class Shards:
         address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]
         return f"ps {index} at {address}: {what}"
 
+    def _share(self, index: int, layout: Layout, *, where: str, timeout_s: float) -> SharedMemory | None:
+        return self._transport.share(
+            self._shards[index],
+            where=where,
+            participant=self.participant,
+            layout=layout,
+            has_standby=self._places is not None,
+            timeout_s=timeout_s,
+        )
+
     def _share_again(self, layouts: Sequence[Layout]) -> None:
-        if not self.memories.is_whole:
-            found = self.memories.share_again(self._transport, layouts, participant=self.participant, now=time.monotonic())
-            for index, shard in found.items():
-                self._shards[index] = shard
+        """Asks shards that share no memory any more, such as stopped ones, to do so again, from time to time."""
+        lost = self.memories.lost
+        if lost and (now := time.monotonic()) >= self._next_look_s:
+            self._next_look_s = now + _LOOK_AGAIN_S
+            for index in lost:
+                with suppress(PsError):
+                    memory = self._share(index, layouts[index], where=f"ps {index}", timeout_s=_SHARE_AGAIN_S)
+                    if memory is not None:
+                        self.memories.of[index] = memory
+                        log.info("ps %d: memory is shared again", index)
 
     def _read(self, into: ModelMemory, step: int | None, indices: Collection[int], *, held: Sequence[int | None] = ()) -> dict[int, int]:
         if not indices:
@@ -501,7 +480,7 @@ class Shards:
 
         # Copied in this thread where that is quicker than handing it to another.
         found: dict[int, int] = {}
-        for index in self.memories.shards:
+        for index in self.memories.of:
             if index in indices and into.segments[index].nbytes <= MAX_NEAR_BYTES and not self.memories.travels(index):
                 with suppress(*self._retried):  # then tried again and again below
                     found[index] = read(index, self._shards[index], self._transport.timeout_s)
@@ -510,7 +489,7 @@ class Shards:
             return found
         what, num_bytes = "read the newest variables" if step is None else f"read step {step}", [one.nbytes for one in into.segments]
         for index in far:
-            if index not in self.memories.shards or not self.memories.shards[index].is_shared:
+            if self.memories.travels(index):
                 self._traffic.received_bytes += num_bytes[index]
         return found | self._call(what, read, far, num_bytes=num_bytes)
 

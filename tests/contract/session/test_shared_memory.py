@@ -12,11 +12,11 @@ import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
-from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard
+from ps_protocol.rpc.memory import MemoryNotShared
+from ps_protocol.rpc.shard import GrpcShard
 from tests.support.cluster.here import ServedCluster
 from tests.support.cluster.shape import Shape
 from worker_client import Session
-from worker_client.cluster import transport
 
 Opening = Callable[..., Session]
 
@@ -199,9 +199,8 @@ def test_a_session_continues_over_grpc_when_its_memory_is_no_longer_shared(opene
     session = opened()
     kept = session.gradient_buffers()
     session.step(fill(kept, 1))
-    for shard in session.membership.shards().memories.shards.values():
-        assert isinstance(shard, SharedMemoryShard)
-        shard._link.close()
+    for memory in session.membership.shards().memories.of.values():
+        memory.close()
     assert session.transport == ("grpc", "grpc")
     for step in range(1, 4):
         assert_all(session.views(), -step)
@@ -221,9 +220,8 @@ def test_memory_that_was_lost_for_a_while_is_shared_again(
         assert_all(session.views(), -step)
         gradients = session.gradient_buffers()
         if step % 2:
-            for shard in [*memories.shards.values()]:
-                assert isinstance(shard, SharedMemoryShard)
-                shard._link.close()
+            for memory in memories.of.values():
+                memory.close()
             assert session.transport == ("grpc", "grpc")
         session.step(fill(gradients, 1), timeout_s=20)
         session.views()
@@ -258,7 +256,7 @@ def test_memory_that_cannot_be_shared_is_an_error_only_if_it_is_asked_for(
     def refuse(*_: object, **__: object) -> object:
         raise MemoryNotShared("another user's process", is_same_host=True)
 
-    monkeypatch.setattr(transport, "share_memory", refuse)
+    monkeypatch.setattr(GrpcShard, "share", refuse)
     with ExitStack() as stack:
         asking = ServedCluster(Shape(num_ps=2, num_workers=2), stack, directory=socket_dir, transport="shared_memory")
         with pytest.raises(MemoryNotShared, match=r"ps 0 at .*transport='shared_memory' cannot be had: another user.*transport='auto'"):

@@ -198,12 +198,12 @@ def test_memory_is_not_shared_any_more_after_a_restoration(open_training: Open) 
     training.save("t")
     (workers,) = training.shards
     assert isinstance(workers, SharingWorkers)
-    before = list(workers.of.values())
-    assert before and all(shard.is_shared for shard in before)
+    before = list(workers.memories.values())
+    assert before and all(memory.is_open for memory in before)
     training.restore("t", step=1, epoch=4)
-    wait_until(lambda: not any(shard.is_shared for shard in before), what="the workers have noticed")
+    wait_until(lambda: not any(memory.is_open for memory in before), what="the workers have noticed")
     training.train(2)
-    assert all(shard.is_shared for shard in workers.of.values())
+    assert all(memory.is_open for memory in workers.memories.values())
 
 
 def test_settings_in_force_are_those_of_the_request(open_training: Open) -> None:

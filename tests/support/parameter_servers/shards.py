@@ -29,7 +29,7 @@ from ps_protocol.roles.shard import (
     ShardSpec,
     SparsePart,
 )
-from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard, share_memory
+from ps_protocol.rpc.memory import MemoryNotShared, SharedMemory
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.local import InProcessShard
@@ -45,31 +45,29 @@ class SharingWorkers(ForwardingShard):
     def __init__(self, shard: CommandedShard) -> None:
         super().__init__(shard)
         self.shard = shard
-        self.of: dict[tuple[int, int], SharedMemoryShard] = {}
+        self.of: dict[tuple[int, int], CommandedShard] = {}
+        self.memories: dict[tuple[int, int], SharedMemory] = {}
         self._layout: Layout | None = None
         self._lock = threading.Lock()
 
-    def worker(self, index: int, *, incarnation: int, epoch: int, secret: int = 0) -> SharedMemoryShard | CommandedShard:
+    def worker(self, index: int, *, incarnation: int, epoch: int, secret: int = 0) -> CommandedShard:
         """The shard as one incarnation of a worker has it."""
         with self._lock:
             return self._worker_locked(index, incarnation, epoch, secret)
 
-    def _worker_locked(self, index: int, incarnation: int, epoch: int, secret: int) -> SharedMemoryShard | CommandedShard:
+    def _worker_locked(self, index: int, incarnation: int, epoch: int, secret: int) -> CommandedShard:
         key = index, incarnation
-        if key not in self.of or not self.of[key].is_shared:
+        if key not in self.memories or not self.memories[key].is_open:
             if self._layout is None:
                 return self.shard
-            own = CommandedShard(self.shard.address)
+            if key not in self.of:
+                self.of[key] = CommandedShard(self.shard.address)
             try:
-                self.of[key] = share_memory(
-                    own, epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, num_buffers=1, secret=secret
+                self.memories[key] = self.of[key].share(
+                    epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, secret=secret
                 )
             except MemoryNotShared:
-                own.close()
                 return self.shard
-            except BaseException:
-                own.close()
-                raise
         return self.of[key]
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
@@ -99,7 +97,7 @@ class SharingWorkers(ForwardingShard):
             shard.close()
 
     @property
-    def _reader(self) -> SharedMemoryShard | CommandedShard:
+    def _reader(self) -> CommandedShard:
         return next(iter(self.of.values()), self.shard)
 
 

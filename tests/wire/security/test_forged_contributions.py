@@ -23,7 +23,6 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.contribution import Attachments, PushId
 from ps_protocol.roles.shard import PushHeader
-from ps_protocol.shared_memory.worker import share_memory
 from tests.support.chief.running_chief import RunningChief, Worker, client_of, cluster
 
 # Where everything that a stranger to a worker knows of it is in the status.
@@ -116,9 +115,7 @@ def test_an_incarnation_from_nowhere_locks_no_later_process_out(chief: RunningCh
                 with pytest.raises(LeaseExpired, match="is not registered, or not to you"):
                     shard.push_gradients(header, Segments([aligned_bytes(layout.nbytes)]))
                 with pytest.raises(LeaseExpired):
-                    share_memory(
-                        shard, epoch=header.era.epoch, worker=worker, incarnation=incarnation, layout=layout, num_buffers=1, secret=1
-                    )
+                    shard.share(epoch=header.era.epoch, worker=worker, incarnation=incarnation, layout=layout, secret=1)
         assert both_wait(honest, other, (honest.push(), other.push())) == (TokenResult.TOKEN, None)
         with client_of(chief) as client, Worker(client, 0, takeover=True) as successor:
             successor.join_model()

@@ -16,10 +16,10 @@ from ps_protocol.roles.request import CallerRole
 from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.rpc.admission import LongLivedCalls
 from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.memory import MemoryLink
 from ps_protocol.rpc.server_stream import Call
 from ps_protocol.security import tokens as credentials
 from ps_protocol.security.options import Security
-from ps_protocol.shared_memory.worker import MemoryLink
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.running_chief import RunningChief
 from tests.support.parameter_servers.commanded_shard import CommandedShard

@@ -20,11 +20,11 @@ from ps_protocol.errors import ContributionMissing, MalformedMessage
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import PushResult, ReadRequest, ShardStatusRequest
+from ps_protocol.rpc.memory import SharedMemory
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory.segment import map_segment
 from ps_protocol.shared_memory.words import SegmentKind, segment_bytes
-from ps_protocol.shared_memory.worker import SharedMemoryShard, share_memory
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
@@ -40,7 +40,7 @@ STEPS = tuple(position + words.STEP for position in words.ARENA_AT)
 
 
 @contextlib.contextmanager
-def sharing(answer: Answer) -> Iterator[tuple[Trainer, SharedMemoryShard]]:
+def sharing(answer: Answer) -> Iterator[tuple[Trainer, CommandedShard, SharedMemory]]:
     """A trainer at a real server, and a worker for which what the server says of its memory goes through `answer`."""
 
     def change(method: str, message: bytes, number: int) -> list[bytes]:
@@ -57,9 +57,7 @@ def sharing(answer: Answer) -> Iterator[tuple[Trainer, SharedMemoryShard]]:
         trainer.create(1.0)
         own = CommandedShard(between.address)
         with contextlib.closing(own):
-            mine = share_memory(own, epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
-            with contextlib.closing(mine):
-                yield trainer, mine
+            yield trainer, own, own.share(epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
 
 
 def with_words(changes: dict[int, int]) -> Answer:
@@ -84,18 +82,19 @@ def with_words(changes: dict[int, int]) -> Answer:
 @pytest.mark.parametrize("changes", [{words.EPOCH: 0}, dict.fromkeys(STEPS, words.NO_STEP), dict.fromkeys(STEPS, 7)])
 def test_memory_that_differs_from_its_servers_answers_is_given_up(changes: dict[int, int]) -> None:
     """The worker would look again and again, and each time ask the server, which says that all is well."""
-    with sharing(with_words(changes)) as (trainer, shard):
-        assert shard.variables_view(epoch=EPOCH, step=0, layout_hash=MIXED.hash) is None
-        assert not shard.is_shared
+    with sharing(with_words(changes)) as (trainer, shard, memory):
+        request = ReadRequest(epoch=EPOCH, step=0, layout_hash=MIXED.hash)
+        assert memory.view(request, ask=shard.read) is None
+        assert not memory.is_open
         into = np.zeros(MIXED.nbytes, np.uint8)
-        assert shard.read(ReadRequest(epoch=EPOCH, step=0, layout_hash=MIXED.hash), Segments([into])) == 0
+        assert shard.read(request, Segments([into])) == 0
         np.testing.assert_array_equal(into, trainer.arena(1.0))
         assert shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
 
 
 @pytest.mark.parametrize("step", [(1 << 62) + 1, 1 << 63, (1 << 64) - 2])
 def test_an_impossible_step_in_shared_memory_is_not_used(step: int) -> None:
-    with sharing(with_words(dict.fromkeys(STEPS, step))) as (_, shard):
+    with sharing(with_words(dict.fromkeys(STEPS, step))) as (_, shard, _):
         into = np.zeros(MIXED.nbytes, np.uint8)
         assert shard.read(ReadRequest(epoch=EPOCH, step=None, layout_hash=MIXED.hash), Segments([into])) == 0
 
@@ -119,19 +118,20 @@ def test_shared_memory_that_was_not_requested_is_refused(answer: Answer, words_o
 
 
 def test_a_wish_for_more_memory_that_is_not_answered_holds_its_worker_up_for_less_than_two_seconds() -> None:
-    with sharing(lambda response, number: [response] if number <= 2 else []) as (trainer, shard):
-        memory = shard.gradient_memory()
-        assert memory is not None
-        shard.push_gradients(trainer.header(), Segments([memory]))
+    with sharing(lambda response, number: [response] if number <= 2 else []) as (trainer, shard, memory):
+        arena = memory.gradients()
+        assert arena is not None
+        shard.push_gradients(trainer.header(), Segments([arena]))
         began = time.monotonic()
         # The one buffer is under way.
-        assert shard.gradient_memory() is None
+        assert memory.gradients() is None
         assert time.monotonic() - began < 2
         assert shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
 
 
 _CUT_OFF = """
 import fcntl, os
+from ps_protocol.rpc.memory import SharedMemory
 from ps_protocol.shared_memory import segment
 from ps_protocol.shared_memory.words import SegmentKind, segment_bytes
 
@@ -208,9 +208,9 @@ def test_a_worker_that_overwrites_its_buffer_all_the_time_harms_no_other() -> No
     ):
         trainer = Trainer(plain)
         trainer.create(1.0)
-        own = share_memory(CommandedShard(server.address), epoch=EPOCH, worker=5, incarnation=1, layout=MIXED, num_buffers=2)
-        with contextlib.closing(own) as scribbler:
-            buffers, is_over = scribbler._buffers._buffers, threading.Event()
+        with contextlib.closing(CommandedShard(server.address)) as scribbler:
+            memory = scribbler.share(epoch=EPOCH, worker=5, incarnation=1, layout=MIXED, num_buffers=2)
+            buffers, is_over = memory._buffers._buffers, threading.Event()
 
             def scribble() -> None:
                 chance, noise = random.Random(0), np.random.default_rng(0)

@@ -14,12 +14,13 @@ import pytest
 
 from ps_protocol.errors import Cancelled, ContributionMissing, StepGone, StepNotReady, Superseded
 from ps_protocol.model.layout import Segments
+from ps_protocol.model.variables import Array
 from ps_protocol.roles.contribution import contributions_named
 from ps_protocol.roles.shard import AdoptRequest, Metric, PushResult, ReadMetricsRequest, ReadRequest, ShardStatusRequest
+from ps_protocol.rpc.memory import MemoryNotShared, SharedMemory
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory.segment import NAME_PREFIX, SegmentMaker
-from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard, share_memory
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
@@ -47,12 +48,15 @@ def trainer(server: ParameterServer) -> Iterator[Trainer]:
 
 
 @contextlib.contextmanager
-def sharing(server: ParameterServer, worker: int = 0, *, incarnation: int = 1, num_buffers: int = 1) -> Iterator[SharedMemoryShard]:
-    shard = share_memory(
-        CommandedShard(server.address), epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_buffers=num_buffers
-    )
-    with contextlib.closing(shard):
-        yield shard
+def sharing(
+    server: ParameterServer, worker: int = 0, *, incarnation: int = 1, num_buffers: int = 1
+) -> Iterator[tuple[CommandedShard, SharedMemory]]:
+    with contextlib.closing(CommandedShard(server.address)) as shard:
+        yield shard, shard.share(epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_buffers=num_buffers)
+
+
+def view(shard: CommandedShard, memory: SharedMemory, *, step: int) -> Array | None:
+    return memory.view(ReadRequest(epoch=EPOCH, step=step, layout_hash=MIXED.hash), ask=shard.read)
 
 
 def claim(**changes: object) -> pb.MemoryClaim:
@@ -124,34 +128,34 @@ def test_wish_for_slots_without_end_is_cut_to_what_the_shard_holds(server: Param
 
 
 def test_worker_may_not_write_the_variables(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server) as shard:
-        view = shard.variables_view(epoch=EPOCH, step=0, layout_hash=MIXED.hash)
-        assert view is not None and not view.flags.writeable
+    with sharing(server) as (shard, memory):
+        found = view(shard, memory, step=0)
+        assert found is not None and not found.flags.writeable
         with pytest.raises(ValueError, match=r"read-only|WRITEABLE"):
-            view.flags.writeable = True
-        np.testing.assert_array_equal(view, trainer.arena(1.0))
+            found.flags.writeable = True
+        np.testing.assert_array_equal(found, trainer.arena(1.0))
 
 
 def test_view_of_a_step_that_is_not_there_says_which_are(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server) as shard:
+    with sharing(server) as (shard, memory):
         with pytest.raises(StepNotReady, match="the shard is at step 0"):
-            shard.variables_view(epoch=EPOCH, step=1, layout_hash=MIXED.hash)
+            view(shard, memory, step=1)
         trainer.train(0)
         trainer.train(1)
         with pytest.raises(StepGone, match="the shard is at step 2"):
-            shard.variables_view(epoch=EPOCH, step=0, layout_hash=MIXED.hash)
+            view(shard, memory, step=0)
 
 
 def test_views_stay_the_same_two_and_readable_after_the_server_has_ended(trainer: Trainer) -> None:
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as other:
         own = Trainer(CommandedShard(other.address))
         own.create(1.0)
-        with sharing(other) as shard:
+        with sharing(other) as (shard, memory):
             views = []
             for step in range(4):
-                views.append(shard.variables_view(epoch=EPOCH, step=step, layout_hash=MIXED.hash))
+                views.append(view(shard, memory, step=step))
                 own.train(step, worker=1)
-            last = shard.variables_view(epoch=EPOCH, step=4, layout_hash=MIXED.hash)
+            last = view(shard, memory, step=4)
             assert views[0] is views[2] is last and views[1] is views[3]
         own.shard.close()
     assert last is not None
@@ -159,27 +163,27 @@ def test_views_stay_the_same_two_and_readable_after_the_server_has_ended(trainer
 
 
 def test_pushed_memory_is_not_copied_and_comes_again(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server) as shard:
-        first = shard.gradient_memory()
+    with sharing(server) as (_, memory):
+        first = memory.gradients()
         for step in range(3):
-            memory = shard.gradient_memory()
-            assert memory is not None and memory is first
-            memory[:] = trainer.arena(2.0)
+            arena = memory.gradients()
+            assert arena is not None and arena is first
+            arena[:] = trainer.arena(2.0)
             header = trainer.header(step=step)
-            assert shard.push_locally(header, Segments([memory])) is not None
+            assert memory.push(header, Segments([arena])) is not None
             trainer.apply(header.push_id, step=step)
         np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0 - 3.0))
 
 
 def test_padding_that_a_worker_fills_poisons_nothing(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server) as shard:
-        memory = shard.gradient_memory()
-        assert memory is not None
-        memory[:] = 255
+    with sharing(server) as (shard, memory):
+        arena = memory.gradients()
+        assert arena is not None
+        arena[:] = 255
         for index in range(len(MIXED.slices)):
-            MIXED.view(memory, index)[...] = 1.0
+            MIXED.view(arena, index)[...] = 1.0
         header = trainer.header()
-        shard.push_gradients(header, Segments([memory]))
+        shard.push_gradients(header, Segments([arena]))
         trainer.apply(header.push_id)
     assert trainer.shard.call(ShardStatusRequest()).report.num_nonfinite == 0
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
@@ -190,9 +194,8 @@ def test_copy_is_of_one_step_while_steps_are_made(server: ParameterServer) -> No
     with contextlib.closing(CommandedShard(server.address)) as shard, ThreadPoolExecutor(1) as pool:
         trainer = Trainer(shard, layout)
         trainer.create(1.0)
-        with contextlib.closing(
-            share_memory(CommandedShard(server.address), epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_buffers=0)
-        ) as reader:
+        with contextlib.closing(CommandedShard(server.address)) as reader:
+            reader.share(epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_buffers=0)
             training = pool.submit(lambda: [trainer.train(step, worker=1) for step in range(60)])
             into, last = np.zeros(layout.nbytes, np.uint8), 0
             while not training.done():
@@ -204,9 +207,9 @@ def test_copy_is_of_one_step_while_steps_are_made(server: ParameterServer) -> No
 
 
 def test_push_with_metrics_tells_only_of_its_slot(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server) as shard:
+    with sharing(server) as (shard, memory):
         header = trainer.header(metrics={"loss": Metric(value=2.0)})
-        assert shard.push_locally(header, Segments([trainer.arena(1.0)])) is None
+        assert memory.push(header, Segments([trainer.arena(1.0)])) is None
         assert shard.push_gradients(header, Segments([trainer.arena(1.0)])).result is PushResult.STAGED
         trainer.apply(header.push_id)
         assert [(cell.name, cell.total) for cell in trainer.shard.call(ReadMetricsRequest(epoch=EPOCH))] == [("loss", 2.0)]
@@ -215,7 +218,7 @@ def test_push_with_metrics_tells_only_of_its_slot(server: ParameterServer, train
 
 def test_contribution_counts_even_if_its_worker_goes(server: ParameterServer, trainer: Trainer) -> None:
     before = allocated(trainer)
-    with sharing(server) as shard:
+    with sharing(server) as (shard, _):
         header = trainer.header()
         shard.push_gradients(header, Segments([trainer.arena(1.0)]))
     wait_until(lambda: trainer.shard.call(ShardStatusRequest()).report.num_sharing == 0, timeout_s=5, what="the worker has gone")
@@ -226,10 +229,10 @@ def test_contribution_counts_even_if_its_worker_goes(server: ParameterServer, tr
 
 
 def test_contribution_that_a_worker_withdraws_harms_no_other(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server) as bad:
+    with sharing(server) as (bad, memory):
         header, other = trainer.header(0), trainer.header(1)
         bad.push_gradients(header, Segments([trainer.arena(1.0)]))
-        bad._buffers._buffers[0].words[words.SEQUENCE] = 0
+        memory._buffers._buffers[0].words[words.SEQUENCE] = 0
         trainer.push(other)
         with pytest.raises(ContributionMissing) as caught:
             trainer.apply(header.push_id, other.push_id)
@@ -238,8 +241,8 @@ def test_contribution_that_a_worker_withdraws_harms_no_other(server: ParameterSe
 
 
 def test_later_incarnation_takes_the_earlier_ones_memory(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server, incarnation=1) as earlier, sharing(server, incarnation=2) as later:
-        wait_until(lambda: not earlier.is_shared, timeout_s=5, what="the earlier one has heard")
+    with sharing(server, incarnation=1) as (earlier, memory), sharing(server, incarnation=2) as (later, _):
+        wait_until(lambda: not memory.is_open, timeout_s=5, what="the earlier one has heard")
         assert later.push_gradients(trainer.header(incarnation=2), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
         with pytest.raises(Superseded):
             earlier.push_gradients(trainer.header(incarnation=1), Segments([trainer.arena(1.0)]))
@@ -249,16 +252,16 @@ def test_later_incarnation_takes_the_earlier_ones_memory(server: ParameterServer
 
 def test_new_epoch_ends_sharing(server: ParameterServer, trainer: Trainer) -> None:
     before = allocated(trainer)
-    with sharing(server) as shard:
+    with sharing(server) as (shard, memory):
         shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)]))
         trainer.shard.call(AdoptRequest(fence=fence(EPOCH + 1, 9)))
-        wait_until(lambda: not shard.is_shared, timeout_s=5, what="the worker has heard")
-        assert shard.gradient_memory() is None
+        wait_until(lambda: not memory.is_open, timeout_s=5, what="the worker has heard")
+        assert memory.gradients() is None
     assert (allocated(trainer), trainer.shard.call(ShardStatusRequest()).report.num_staged) == (before, 0)
 
 
-def test_a_closed_shared_memory_shard_raises(server: ParameterServer, trainer: Trainer) -> None:
-    with sharing(server) as shard:
+def test_a_closed_shard_that_has_shared_memory_raises(server: ParameterServer, trainer: Trainer) -> None:
+    with sharing(server) as (shard, _):
         pass
     with pytest.raises(Cancelled):
         shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)]))
@@ -270,7 +273,7 @@ def test_memory_that_cannot_be_mapped_leaves_the_connection_as_it_was(
     monkeypatch.setattr(os, "getpid", lambda: 1 << 30)  # of another space of process numbers
     with contextlib.closing(CommandedShard(server.address)) as shard:
         with pytest.raises(MemoryNotShared, match="cannot be mapped here") as caught:
-            share_memory(shard, epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
+            shard.share(epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
         assert caught.value.facts == {"same_host": "true"}
         assert shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
 
@@ -297,7 +300,7 @@ def descriptors_of(suffix: str) -> list[Path]:
 
 def test_no_descriptor_leads_to_a_buffer_that_was_handed_over(server: ParameterServer, trainer: Trainer) -> None:
     before = num_mapped()
-    with sharing(server, worker=7, num_buffers=2) as shard:
+    with sharing(server, worker=7, num_buffers=2) as (shard, _):
         assert num_mapped() == before + 2 * 2 + 1  # both sides map two buffers, and the worker the variables
         assert descriptors_of("-w7") == []
         assert descriptors_of("-variables")  # for the next worker

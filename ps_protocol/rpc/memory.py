@@ -1,4 +1,4 @@
-"""A parameter server whose memory this worker shares: the `Shard` that sends nothing if it can. Knows buffers, arenas and calls."""
+"""Memory that a parameter server shares with a worker: how it is granted, and pushes and reads in it. Knows buffers, arenas and calls."""
 
 import dataclasses
 import logging
@@ -12,85 +12,23 @@ from ps_protocol.errors import LimitExceeded, MalformedMessage, PsError, Unavail
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.identity import HandshakeReply
-from ps_protocol.roles.request import Answer, Request
-from ps_protocol.roles.shard import MAX_STEP, PushHeader, PushReply, ReadRequest, RowsRequest, ShardSpec
+from ps_protocol.roles.shard import PushHeader, PushReply, ReadRequest
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
-from ps_protocol.rpc.shard import CONTROL_TIMEOUT_S, GrpcShard
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
-from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.buffers import GradientBuffer, GradientBuffers, cut
 from ps_protocol.shared_memory.segment import SharedSegment
-from ps_protocol.shared_memory.words import PushMode, SegmentKind
+from ps_protocol.shared_memory.variables import SharedVariables
+from ps_protocol.shared_memory.words import SegmentKind
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.codec import decode_message
-
-# The variables of a shard as they lie in memory that it shares: which arena has which step, and copies of one step. No RPC, no buffer.
-
-
-# A copy is faster than a step. A reader that is overtaken this often asks the server, which may wait for its readers.
-_MAX_TRIES = 3
-# The server writes a step to its memory before it reports the step: after the report, one look is enough.
-_MAX_LOOKS = 3
-
-
-class SharedVariables:
-    """The variables that a shard publishes, for reading. Thread-safe."""
-
-    def __init__(self, segment: SharedSegment, *, layout_hash: str) -> None:
-        self._arenas = segment.arenas
-        self._words = segment.words
-        self._layout_hash = layout_hash
-        # Taken only to keep reads in their order, also where the processor may change it.
-        self._fence = threading.Lock()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the shard serves; 0: none."""
-        return int(self._words[at.EPOCH])
-
-    @property
-    def max_buffers(self) -> int:
-        """How many contributions of one worker the shard holds."""
-        return int(self._words[at.MAX_BUFFERS])
-
-    def view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """Returns the arena of a step; None if it is not there, or not for this caller."""
-        words = self._words
-        if words[at.EPOCH] == epoch and layout_hash == self._layout_hash:
-            for position, arena in zip(at.ARENA_AT, self._arenas, strict=True):
-                if words[position + at.STEP] == step:
-                    return arena
-        return None
-
-    def copy(self, request: ReadRequest, into: Segments) -> int | None:
-        """Copies a step (None: the latest) unless it is the held one, and returns it; None as `view` does, or if it is overtaken."""
-        words, step = self._words, request.step
-        for _ in range(_MAX_TRIES):
-            if words[at.EPOCH] != request.epoch or request.layout_hash != self._layout_hash or into.nbytes != self._arenas[0].nbytes:
-                return None
-            # The version first: if it stays the same, so did what is read after it.
-            states = [(words[position + at.VERSION], words[position + at.STEP], number) for number, position in enumerate(at.ARENA_AT)]
-            # Neither one that is being written (NO_STEP) nor one that cannot be.
-            found = [state for state in states if state[1] <= MAX_STEP and step in (None, state[1])]
-            if not found:
-                return None
-            version, found_step, number = max(found, key=lambda state: state[1])
-            if found_step == request.held_step:
-                return found_step
-            is_torn_allowed = words[at.MODE] == PushMode.BY_CALL
-            with self._fence:
-                into.copy_from(Segments([self._arenas[number]]))
-            if is_torn_allowed or words[at.ARENA_AT[number] + at.VERSION] == version:
-                return found_step
-        return None
-
 
 # The conversation by which a worker comes to a shard's memory, and the stream that keeps it.
 
 
 METHOD = "ShareMemory"
+# The server writes a step to its memory before it reports the step: after the report, one look is enough.
+_MAX_LOOKS = 3
 # How long the shard may take to hear that the stream ends.
 _GOODBYE_S = 0.1
 # How long it may take to answer a wish for more memory, while its worker waits; otherwise gradients are sent.
@@ -206,7 +144,7 @@ class MemoryLink:
             raise MemoryNotShared(f"{self.target}: its memory cannot be mapped here: {error}", is_same_host=True) from None
 
 
-# A parameter server whose memory this worker shares: the `Shard` in which nothing travels.
+# The memory itself, once it has been granted.
 #
 # A push is a few numbers in a buffer's header, and a read is the server's own memory. In all other cases (another epoch, rows, a step that
 # is not open, a server that ends) the server is called: it decides, and says why.
@@ -214,36 +152,21 @@ class MemoryLink:
 
 log = logging.getLogger("lockstep.rpc")
 
+# Makes the call that a contribution takes.
+Send = Callable[[PushHeader, Segments], PushReply]
+
 
 def share_memory(
-    shard: GrpcShard,
-    *,
-    epoch: int,
-    worker: int,
-    incarnation: int,
-    layout: Layout,
-    secret: int = 0,
-    num_buffers: int = 1,
-    timeout_s: float = CONTROL_TIMEOUT_S,
-) -> "SharedMemoryShard":
-    """Maps the memory of a shard whose variables stand, and returns it as a Shard that owns `shard`: its `close` closes both.
+    connection: Connection, claim: pb.MemoryClaim, *, layout: Layout, timeout_s: float, deadlines: CallDeadlines
+) -> "SharedMemory":
+    """Maps the memory of a shard whose variables stand, for the worker of a claim. Blocks for a few calls.
 
-    `secret`: the worker's, see Participant. `num_buffers`: for gradients, at first; it asks for more when they are needed. Blocks for
-    a few calls. Raises MemoryNotShared if it cannot be (then `shard` is as good as before), and what any call raises.
+    Raises MemoryNotShared if that cannot be, and what any call raises.
     """
-    boot_id = memory_segments.boot_id()
-    if not boot_id:
-        raise MemoryNotShared(f"{shard.connection.target}: this system has no memory without a name", is_same_host=False)
-    claim = pb.MemoryClaim(
-        epoch=epoch,
-        worker=worker,
-        incarnation=incarnation,
-        layout_hash=layout.hash,
-        num_buffers=num_buffers,
-        boot_id=boot_id,
-        secret=secret,
-    )
-    link = MemoryLink(shard.connection, arena_bytes=layout.nbytes, timeout_s=timeout_s, deadlines=shard.deadlines)
+    claim.boot_id = memory_segments.boot_id()
+    if not claim.boot_id:
+        raise MemoryNotShared(f"{connection.target}: this system has no memory without a name", is_same_host=False)
+    link = MemoryLink(connection, arena_bytes=layout.nbytes, timeout_s=timeout_s, deadlines=deadlines)
     try:
         variables, buffers = link.claim(claim)
     except MemoryNotShared:
@@ -253,138 +176,99 @@ def share_memory(
         raise MemoryNotShared(error.message, is_same_host=error.facts.get("same_host") == "true") from None
     except LimitExceeded as error:
         raise MemoryNotShared(error.message, is_same_host=True) from None
-    own = GradientBuffers(variables.words, worker=worker, incarnation=incarnation)
+    own = GradientBuffers(variables.words, worker=claim.worker, incarnation=claim.incarnation)
     for buffer in buffers:
         own.add(buffer.arenas[0], buffer.words)
-    return SharedMemoryShard(shard, link, SharedVariables(variables, layout_hash=layout.hash), own, layout=layout)
+    return SharedMemory(link, SharedVariables(variables, layout_hash=layout.hash), own, layout=layout)
 
 
-class SharedMemoryShard:
-    """Implements Shard: thread-safe, one attempt a call. Made by `share_memory`. Arrays that it has given out stay readable for ever."""
+class SharedMemory:
+    """The memory that a shard and one incarnation of a worker share, which carries what can be read and pushed without a message.
 
-    def __init__(self, shard: GrpcShard, link: MemoryLink, variables: SharedVariables, buffers: GradientBuffers, *, layout: Layout) -> None:
-        self._shard = shard
+    Thread-safe. Made by `share_memory`. Arrays that it has given out stay readable for ever. `arena_bytes`: of one copy of the dense
+    variables, or of their gradients.
+    """
+
+    def __init__(self, link: MemoryLink, variables: SharedVariables, buffers: GradientBuffers, *, layout: Layout) -> None:
+        self.arena_bytes = layout.nbytes
         self._link = link
         self._variables = variables
         self._buffers = buffers
-        self._layout_hash, self._nbytes, self._num_slices = layout.hash, layout.nbytes, len(layout.slices)
+        self._layout_hash, self._num_slices = layout.hash, len(layout.slices)
         self._lock = threading.Lock()
-        self._is_loss_known = False
 
     @property
-    def is_shared(self) -> bool:
+    def is_open(self) -> bool:
         """Whether memory is shared; once it is not, everything travels."""
         return self._link.is_open
 
-    @property
-    def arena_bytes(self) -> int:
-        """Size of one copy of the dense variables, or of their gradients, in the memory that is shared."""
-        return self._nbytes
+    def read(self, request: ReadRequest, into: Segments) -> int | None:
+        """Copies the variables of a step into the caller's memory, and returns their step; None: the shard has to be asked."""
+        return self._variables.copy(request, into) if self._link.is_open and not request.slot else None
 
-    @property
-    def unshared(self) -> GrpcShard:
-        """The shard that everything travels to then."""
-        return self._shard
+    def view(self, request: ReadRequest, *, ask: Callable[[ReadRequest, Segments], int]) -> Array | None:
+        """Returns the arena of the step that is wanted where the shard has it, read-only; None once memory is not shared.
 
-    @property
-    def address(self) -> str:
-        """The address of the server."""
-        return self._shard.address
-
-    def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
-        """Asks the server, and returns the answer."""
-        return self._shard.call(request, timeout_s=timeout_s)
-
-    def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
-        """Copies the variables of a step into the caller's memory; returns their step."""
-        if self._link.is_open and not request.slot:
-            found = self._variables.copy(request, into)
-            if found is not None:
-                return found
-        return self._shard.read(request, into, timeout_s=timeout_s)
-
-    def expect(self, request: ReadRequest) -> None:
-        """Does nothing while memory is shared: the variables are where they will be read."""
-        if not self._link.is_open:
-            self._shard.expect(request)
-
-    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """Returns the server's own arena of a step, read-only; None once memory is not shared any more. See SharingShard."""
+        It is overwritten as soon as the step after the next is being made. There are two such arrays, and they stay the same ones. `ask`
+        reads from the shard, which says why the step is not there: raises what that raises.
+        """
+        assert request.step is not None
         for _ in range(_MAX_LOOKS):
             if not self._link.is_open:
                 return None
-            found = self._variables.view(epoch=epoch, step=step, layout_hash=layout_hash)
+            found = self._variables.view(epoch=request.epoch, step=request.step, layout_hash=request.layout_hash)
             if found is not None:
                 return found
-            # It says why there is none; and if it says nothing, the step has come meanwhile.
-            self._shard.read(ReadRequest(epoch=epoch, step=step, layout_hash=layout_hash, held_step=step), Segments(()))
-        log.warning("%s: it reports step %d, and its memory does not have it; its memory is not used", self._link.target, step)
+            # If it says nothing, the step has come meanwhile.
+            ask(dataclasses.replace(request, held_step=request.step), Segments(()))
+        log.warning("%s: it reports step %d, and its memory does not have it; its memory is not used", self._link.target, request.step)
         self._link.close()
         return None
 
-    def gradient_memory(self) -> Array | None:
-        """Returns a buffer's arena; None once memory is not shared any more."""
+    def gradients(self) -> Array | None:
+        """Returns an arena to write the next gradients into, whose push then need not copy them; None once memory is not shared.
+
+        The same one until it has been pushed, and never one whose contribution may still be applied. It is not cleared. Raises
+        TooManyPushes if there is none that is free, and no more can be had.
+        """
         return self._memory_of(self._free_buffer)
 
-    def kept_memory(self) -> Array | None:
+    def kept(self) -> Array | None:
         """Returns the arena of one buffer that is set apart: always the same, and written by pushes from it only, so its views can be kept.
 
-        None once memory is not shared any more. Raises TooManyPushes while the contribution that was last in it may still be applied.
+        None once memory is not shared. Raises TooManyPushes while the contribution that was last in it may still be applied.
         """
         return self._memory_of(self._kept_buffer)
 
-    def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
-        """Does what `push_gradients` does if that takes no call; else does nothing and returns None."""
+    def push(self, header: PushHeader, gradients: Segments) -> PushReply | None:
+        """Stages one contribution if that takes no call; else does nothing and returns None."""
         with self._lock:
-            return self._push_locally(header, gradients)
+            return self._push(header, gradients)
 
-    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Stages one contribution in memory; calls the server if it has more to know than a buffer says. An encoded one travels."""
+    def push_by(self, send: Send, header: PushHeader, gradients: Segments) -> PushReply:
+        """Stages one contribution, by `send` if the shard has more to know than a buffer says: then the arena need not travel.
+
+        An encoded one travels.
+        """
         is_encoded = header.encoding is not FloatEncoding.AS_IS
         with self._lock:
-            reply = None if is_encoded else self._push_locally(header, gradients)
+            reply = None if is_encoded else self._push(header, gradients)
             if reply is not None:
                 return reply
             has_arena = len(header.absent) < max(1, self._num_slices) and not is_encoded
-            if has_arena and gradients.nbytes >= self._nbytes and self._is_mine(header):
+            if has_arena and gradients.nbytes >= self.arena_bytes and self._is_mine(header):
                 buffer = self._buffers.for_pieces(gradients.pieces) or self._free_buffer()
                 if buffer is not None:
                     # Perhaps a buffer was all that was missing.
-                    return self._push_locally(header, gradients) or self._push_by_call(buffer, header, gradients, timeout_s)
+                    return self._push(header, gradients) or self._push_beside(buffer, send, header, gradients)
             self._buffers.pass_over(header)
-        reply = self._shard.push_gradients(header, gradients, timeout_s=timeout_s)
-        self._note_loss()
-        return reply
-
-    # -- what lies in no shared memory
-
-    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Sends all variables with their initial values; False if they exist already."""
-        return self._shard.create_variables(spec, values, timeout_s=timeout_s)
-
-    def read_rows(
-        self,
-        request: RowsRequest,
-        indices: Array,
-        into: Segments,
-        *,
-        timeout_s: float | None = None,
-        meanwhile: Callable[[int], None] | None = None,
-    ) -> int:
-        """Receives rows of a table into the caller's memory; returns their step."""
-        return self._shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
-
-    def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
-        """Returns the server's identity; see GrpcShard."""
-        return self._shard.handshake(timeout_s)
+        return send(header, gradients)
 
     def close(self) -> None:
-        """Gives the buffers back and closes the connection. Idempotent."""
-        self._is_loss_known = True
+        """Gives the memory back. Idempotent."""
         self._link.close()
-        self._shard.close()
 
-    def _push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
+    def _push(self, header: PushHeader, gradients: Segments) -> PushReply | None:
         if header.sparse or header.absent or header.metrics or header.formulas or not self._is_mine(header):
             return None
         if header.refused and self._buffers.release(header.refused):
@@ -392,7 +276,7 @@ class SharedMemoryShard:
         reply = self._buffers.known(header)
         if reply is not None:
             return reply
-        if gradients.nbytes != self._nbytes or not self._buffers.can_commit(header):
+        if gradients.nbytes != self.arena_bytes or not self._buffers.can_commit(header):
             return None
         buffer = self._buffers.for_pieces(gradients.pieces)
         if buffer is None:
@@ -402,13 +286,13 @@ class SharedMemoryShard:
         # If it was closed meanwhile, the server may not have seen this one: it is sent, and still counts once.
         return None if self._buffers.is_closed else reply
 
-    def _push_by_call(self, buffer: GradientBuffer, header: PushHeader, gradients: Segments, timeout_s: float | None) -> PushReply:
+    def _push_beside(self, buffer: GradientBuffer, send: Send, header: PushHeader, gradients: Segments) -> PushReply:
         """The arena lies in the buffer; only the rest travels."""
-        arena, rest = cut(gradients.pieces, self._nbytes)
+        arena, rest = cut(gradients.pieces, self.arena_bytes)
         buffer.fill(arena)
         is_repeated = self._buffers.begin_call(buffer, header)
         told = dataclasses.replace(header, gradient_buffer=buffer.index, refused=self._buffers.release(header.refused))
-        reply = self._shard.push_gradients(told, Segments(rest), timeout_s=timeout_s)
+        reply = send(told, Segments(rest))
         self._buffers.end_call(buffer, header, reply.result, is_repeated=is_repeated)
         return reply
 
@@ -450,8 +334,3 @@ class SharedMemoryShard:
                 self._buffers.add(segment.arenas[0], segment.words)
             buffer = self._buffers.free()
         return buffer
-
-    def _note_loss(self) -> None:
-        if not self._link.is_open and not self._is_loss_known:
-            self._is_loss_known = True
-            log.warning("%s: its memory is no longer shared; gradients and variables are sent from now on", self._link.target)
