@@ -85,10 +85,10 @@ class Recorder:
         """Times the calls of a method whose request is of one of these classes."""
         owner, name, call = find(seam)
 
-        def timed(target: Any, request: Any) -> Any:
+        def timed(target: Any, request: Any, **options: Any) -> Any:
             if type(request).__name__ not in requests:
-                return call(target, request)
-            return self.note(part, lambda: call(target, request))
+                return call(target, request, **options)
+            return self.note(part, lambda: call(target, request, **options))
 
         setattr(owner, name, timed)
 

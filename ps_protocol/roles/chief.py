@@ -714,8 +714,8 @@ class Chief(Protocol):
     Thread-safe. All calls are idempotent, so a caller may repeat any that ended as Unavailable.
     """
 
-    def call(self, request: Request[Answer]) -> Answer:
-        """Asks, and returns the answer."""
+    def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
+        """Asks, and returns the answer. `timeout_s`: how long that may take at most, if it is less than such a call takes anyway."""
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster."""

@@ -1,9 +1,6 @@
 """The chief behind gRPC: the `Chief` of another process. Knows its methods and messages; no retries, no state of a session."""
 
-import copy
 import itertools
-import math
-from typing import Self
 
 from ps_protocol.errors import PsError
 from ps_protocol.process.waiting import CallDeadlines
@@ -37,25 +34,19 @@ class GrpcChief(Chief):
         self._deadlines = CallDeadlines()
         self._streams = Streams(self._connection, "Converse", deadlines=self._deadlines)
         self._numbers = itertools.count(1)
-        self._limit_s = math.inf
-
-    def within(self, timeout_s: float) -> Self:
-        """Returns this chief, by the same connection, each of whose calls ends after `timeout_s` seconds at the latest."""
-        bounded = copy.copy(self)
-        bounded._limit_s = max(0.0, timeout_s)
-        return bounded
 
     def handshake(self, timeout_s: float = TIMEOUT_S) -> HandshakeReply:
         """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this cluster's chief."""
         return self._connection.handshake(Role.CHIEF, index=None, cluster=self._cluster, timeout_s=timeout_s)
 
-    def call(self, request: Request[Answer]) -> Answer:
+    def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
         """Asks, and returns the answer."""
-        timeout_s = min(min(getattr(request, "max_wait_s", 0.0), MAX_WAIT_SLICE_S) + TIMEOUT_S, self._limit_s)
+        own_s = min(getattr(request, "max_wait_s", 0.0), MAX_WAIT_SLICE_S) + TIMEOUT_S
+        limit_s = own_s if timeout_s is None else min(own_s, max(0.0, timeout_s))
         kind = RPCS[type(request)].field
         if not kind:
-            return self._connection.call(request, timeout_s=timeout_s)
-        response = self._converse(kind, request, timeout_s=timeout_s, awaited=request.awaited)
+            return self._connection.call(request, timeout_s=limit_s)
+        response = self._converse(kind, request, timeout_s=limit_s, awaited=request.awaited)
         try:
             return codec.decode_answer(request, getattr(response, kind))
         except PsError as error:

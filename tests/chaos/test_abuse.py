@@ -21,7 +21,15 @@ import grpc
 import pytest
 
 from ps_protocol.errors import PsError
-from ps_protocol.roles.chief import CommitPushRequest, DeregisterRequest, HeartbeatRequest, Participant, ParticipantKind, PushCommit
+from ps_protocol.roles.chief import (
+    ClusterStatusRequest,
+    CommitPushRequest,
+    DeregisterRequest,
+    HeartbeatRequest,
+    Participant,
+    ParticipantKind,
+    PushCommit,
+)
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era
 from ps_protocol.rpc.chief import GrpcChief
@@ -86,8 +94,8 @@ class Abuse:
 
     def forge(self, address: str) -> None:
         """Commits, signs of life and goodbyes in the name of workers, by a worker's token."""
-        with closing(GrpcChief(self.cluster.chief_address, access=self.files.caller("worker", tls=False)).within(5.0)) as chief:
-            status = chief.status()
+        with closing(GrpcChief(self.cluster.chief_address, access=self.files.caller("worker", tls=False))) as chief:
+            status = chief.call(ClusterStatusRequest(), timeout_s=5.0)
             for victim in status.participants:
                 era = Era(life=self.random.choice([0, 1, self.random.getrandbits(60)]), epoch=status.epoch)
                 incarnation = victim.incarnation + self.random.choice([0, 0, 1, 1 << 62])

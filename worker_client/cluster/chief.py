@@ -24,8 +24,6 @@ log = logging.getLogger("lockstep.worker")
 SILENCE_S = 1.0
 LOOK_WAIT_S = 1.5
 CLOSE_WAIT_S = 0.25
-# No call to a chief takes longer by itself: it waits for 20 s at most, and is then given 10 s.
-LONGEST_CALL_S = 30.0
 # When a caller's time is up, a chief that is there may still answer: with what is waited for.
 _LAST_ANSWER_S = 1.0
 # Inode of the machine's own process-id namespace, fixed in the kernel (PROC_PID_INIT_INO).
@@ -90,13 +88,14 @@ class ChiefLink:
         """
         if before is not None:
             before()
+        limit_s = None if left_s is None else left_s + _LAST_ANSWER_S
         # So long the chief may rightly be silent.
         expected_s = getattr(request, "max_wait_s", 0.0)
         try:
             with self.transport.watching(what, expected_s=expected_s, alarm=self.look_around):
                 chief = self._chief
                 try:
-                    answer = self._at_most(chief, left_s).call(request)
+                    answer = chief.call(request, timeout_s=limit_s)
                 except (Unavailable, DeadlineExceeded, Cancelled) as error:
                     if not isinstance(error, Cancelled):
                         self._note_failure(chief)
@@ -104,7 +103,7 @@ class ChiefLink:
                         raise
                     if before is not None:
                         before()
-                    answer = self._at_most(self._chief, left_s).call(request)  # at once: a caller that repeats has paused long by now
+                    answer = self._chief.call(request, timeout_s=limit_s)  # at once: a caller that repeats has paused long by now
         except DeadlineExceeded as error:  # one that is stopped, or cut off: it may come back, or another one in its place
             raise Unavailable(error.message, facts=error.facts) from None
         self._away_since_s = None
@@ -165,10 +164,6 @@ class ChiefLink:
         return registration
 
     # -- where it is
-
-    def _at_most(self, chief: Chief, left_s: float | None) -> Chief:
-        within_s = LONGEST_CALL_S if left_s is None else left_s + _LAST_ANSWER_S
-        return chief if within_s >= LONGEST_CALL_S else self.transport.within(chief, within_s)
 
     def _note_failure(self, chief: Chief) -> None:
         now = time.monotonic()

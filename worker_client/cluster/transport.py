@@ -46,9 +46,6 @@ class Transport(Protocol):
     def open_chief(self, address: str) -> Chief:
         """Returns the chief at an address once it has answered one attempt, which takes some seconds at most."""
 
-    def within(self, chief: Chief, timeout_s: float) -> Chief:
-        """Returns the same chief, whose calls take so many seconds at most."""
-
     def status_of(self, address: str) -> ShardStatus:
         """Returns the status of the parameter server at an address, in one attempt."""
 
@@ -102,10 +99,6 @@ class LocalTransport:
     def open_chief(self, address: str) -> Chief:
         """There is one chief, and it does not move."""
         raise InternalError(f"a cluster inside this process has no chief at {address!r}")
-
-    def within(self, chief: Chief, timeout_s: float) -> Chief:
-        """Returns the chief: no call to it hangs."""
-        return chief
 
     def status_of(self, address: str) -> ShardStatus:
         """Does nothing: there is no other chief to look for."""
@@ -208,10 +201,6 @@ class GrpcTransport:
             found.close()
             raise
         return found
-
-    def within(self, chief: Chief, timeout_s: float) -> Chief:
-        """Returns the same chief, whose calls take so many seconds at most."""
-        return chief.within(timeout_s) if isinstance(chief, GrpcChief) else chief
 
     def status_of(self, address: str) -> ShardStatus:
         """Returns the status of the parameter server at an address."""

@@ -228,7 +228,7 @@ class FakeChief:
         self.answers = list(answers)
         self.num_beats = 0
 
-    def call(self, request: HeartbeatRequest) -> bool:
+    def call(self, request: HeartbeatRequest, *, timeout_s: float | None = None) -> bool:
         self.num_beats += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):

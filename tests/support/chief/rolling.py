@@ -138,7 +138,7 @@ class _Chief:
         self._cluster = cluster
         self._places: dict[tuple[ParticipantKind, int, int], Registration] = {}
 
-    def call(self, request: Any) -> Any:
+    def call(self, request: Any, *, timeout_s: float | None = None) -> Any:
         if isinstance(request, RegisterRequest):
             return self._register(request)
         return self._cluster.inner.chief.call(self._cluster.inside(request))

@@ -10,6 +10,7 @@ import pytest
 from ps_protocol.errors import DeadlineExceeded, Unavailable
 from ps_protocol.process import waiting
 from ps_protocol.process.waiting import SilenceWatch
+from ps_protocol.roles.chief import ClusterStatusRequest
 from ps_protocol.rpc.chief import GrpcChief
 from tests.support.waiting import wait_until
 
@@ -72,6 +73,6 @@ def test_call_to_a_chief_that_is_silent_ends_when_its_caller_wants(socket_dir: P
         chief = GrpcChief(f"unix:{socket_dir}/chief")
         try:
             with pytest.raises((DeadlineExceeded, Unavailable)):
-                chief.within(0.2).status()
+                chief.call(ClusterStatusRequest(), timeout_s=0.2)
         finally:
             chief.close()

@@ -31,7 +31,7 @@ class StrictChief:
         self.incarnation = 1
         self.has_ended = False
 
-    def call(self, request: Any) -> Any:
+    def call(self, request: Any, *, timeout_s: float | None = None) -> Any:
         match request:
             case RegisterRequest():
                 self.incarnation, self.has_ended = self.incarnation + 1, False
@@ -85,7 +85,7 @@ def test_the_heartbeat_continues_for_a_worker_that_rejoined_by_itself(chief: Str
 
     answer = chief.call
 
-    def is_late(request: object) -> Any:
+    def is_late(request: object, **_: object) -> Any:
         if isinstance(request, HeartbeatRequest):
             # The beat was under way in the name of the former incarnation.
             raise Superseded("worker 0 (incarnation 1) was replaced by incarnation 2. End this process")
