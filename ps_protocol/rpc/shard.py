@@ -30,7 +30,7 @@ from ps_protocol.roles.shard import (
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, not_understood
-from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
+from ps_protocol.rpc.client_stream import LongLivedStream, Streams
 from ps_protocol.rpc.memory import SharedMemory, share_memory
 from ps_protocol.rpc.payloads import Payloads, next_payload
 from ps_protocol.sockets.data_socket import DataSocket, Receive
@@ -195,17 +195,6 @@ def _is_under_way(use: LongLivedStream, request: ReadRequest) -> bool:
     if asked is not None and asked != request:
         use.break_off()
     return asked == request
-
-
-def _exchange(stream: Stream, messages: Iterator[bytes], *, num_bytes: int) -> bytes:
-    """Sends a contribution and returns the answer. A small one leaves as a request, for which gRPC has one event, with its answer."""
-    if num_bytes > _SMALL_BYTES:
-        return stream.exchange(messages)
-    *before, last = messages
-    for message in before:
-        stream.send(message)
-    stream.request(last)
-    return stream.answer()
 
 
 log = logging.getLogger("lockstep.rpc")
@@ -407,8 +396,14 @@ class GrpcShard:
                 message.ClearField("payload")
                 messages = encode_stream(pb.PushRequest(header=message), gradients)
                 if gradients.nbytes > _SMALL_BYTES:
-                    messages = self._progress.counted(messages)
-                received = _exchange(use.stream, messages, num_bytes=gradients.nbytes)
+                    received = use.stream.exchange(self._progress.counted(messages))
+                else:
+                    # A small one leaves as a request, for which gRPC has one event, with its answer.
+                    *before, last = messages
+                    for one in before:
+                        use.stream.send(one)
+                    use.stream.request(last)
+                    received = use.stream.answer()
             else:
                 received = self._exchange_by_socket(use, data_socket, message, gradients)
             answer = decode_message(pb.PushResponse, received)
