@@ -21,6 +21,8 @@ PAGE_BYTES = 4 << 20
 # A whole copy stays the same for so long after a page of it was asked for, so that a slow reader gets all of it; but so many at most.
 WHOLE_LEASE_S = 20.0
 MAX_LEASED = 2
+# Newcomers are sent to a copy for so long after it was put aside: else they would keep it for ever, one after the other.
+_JOIN_S = 2.0
 # Of the words, so many may change in a step that a patch is made: each takes about three bytes, and two in a whole copy.
 _MOST_CHANGED = 1 / 3
 _MAX_SELECTIONS = 64
@@ -35,6 +37,7 @@ class _Copy:
     digests: Array
     num_readers: int = 0
     leased_until: float = 0.0
+    joined_until: float = 0.0
 
     def count_reader(self, *, is_first: bool, is_last: bool, now: float) -> None:
         """Counts a page of it that is given out."""
@@ -98,7 +101,7 @@ class WeightVersions:
         selection = self._selected(request.slices)
         found = self._as_patch(request, selection)
         if found is None:
-            copy = self._whole(request.step)
+            copy = self._whole(request, now)
             step, digests = copy.step, copy.digests
             content = self._whole_of(copy, selection)
             copy.count_reader(is_first=request.offset == 0, is_last=request.offset + PAGE_BYTES >= len(content), now=now)
@@ -136,6 +139,7 @@ class WeightVersions:
         free = [copy.words for copy in self._leased if copy.leased_until <= now]
         self._leased = [copy for copy in self._leased if copy.leased_until > now]
         if before is not None and before.leased_until > now and len(self._leased) < MAX_LEASED:
+            before.joined_until = now + _JOIN_S
             self._leased.append(before)
         elif before is not None:
             free.append(before.words)
@@ -173,16 +177,18 @@ class WeightVersions:
             message = self._keep(key, encode_patch(patch, num_words=selection.num_words, words=words))
         return step, digests, message
 
-    def _whole(self, step: int | None) -> _Copy:
+    def _whole(self, request: FetchRequest, now: float) -> _Copy:
         newest = self._newest
         assert newest is not None
-        if step is None:
-            # Those who are slow share a copy, so that no more of them are needed than there are.
-            return self._leased[-1] if len(self._leased) == MAX_LEASED else newest
+        if request.step is None:
+            # Where no more copies are put aside, those who are slow share the last one, while that is young and new to them.
+            last = self._leased[-1] if len(self._leased) == MAX_LEASED else None
+            is_young = last is not None and last.joined_until > now and (request.held_step is None or last.step > request.held_step)
+            return last if last is not None and is_young else newest
         for copy in (newest, *self._leased):
-            if copy.step == step:
+            if copy.step == request.step:
                 return copy
-        raise StepGone(f"step {step}: followers get step {newest.step} now", facts={"step": str(newest.step)})
+        raise StepGone(f"step {request.step}: followers get step {newest.step} now", facts={"step": str(newest.step)})
 
     def _whole_of(self, copy: _Copy, selection: Selection) -> memoryview:
         if selection.is_whole:

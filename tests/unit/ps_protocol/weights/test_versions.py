@@ -155,6 +155,20 @@ def test_many_slow_readers_share_few_copies(source: Source, monkeypatch: pytest.
     assert source.held_bytes == 0
 
 
+def test_newcomers_share_a_copy_that_is_put_aside_while_it_is_young_and_new_to_them(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would keep it for ever, one after the other, and nobody got a later step."""
+    monkeypatch.setattr(module, "PAGE_BYTES", 20_000)
+    for step in range(3):
+        source.make(step, share=0.9)
+        source.page(REQUEST)  # somebody begins to read all of it
+    assert source.page(REQUEST).step == 1
+    assert source.page(replace(REQUEST, held_step=1)).step == 2
+    source.now += 2.5
+    assert source.page(REQUEST).step == 2
+
+
 def test_what_cannot_be_copied_changes_nothing(source: Source, copy: WeightCopy) -> None:
     source.make(0)
 
