@@ -12,8 +12,12 @@ _INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/j
 # Kubernetes waits five minutes for a node that does not answer.
 _LOST_NODE = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
 _LOST = [{"key": f"node.kubernetes.io/{state}", **_LOST_NODE} for state in ("not-ready", "unreachable")]
-# For `sh`: runs a role, and fails where it ends because it was asked to. A Job would take it for done, and start no other pod.
-_FAIL_WHEN_ASKED = 'trap \'t=143; kill -TERM $c\' TERM; "$@" & c=$!; wait $c; r=$?; if [ "$t" ]; then wait $c; r=$t; fi; exit $r'
+# For `sh`: runs a role, and fails where it ends because it was asked to, also while it starts. A Job would take it for done, and start no
+# other pod.
+_FAIL_WHEN_ASKED = (
+    'trap \'t=143; [ -z "$c" ] || kill -TERM $c\' TERM; "$@" & c=$!; [ -z "$t" ] || kill -TERM $c; '
+    'wait $c; r=$?; if [ "$t" ]; then wait $c; r=$t; fi; exit $r'
+)
 # How nodes that may be taken away are labelled, and tainted, by GKE, EKS, AKS and Karpenter.
 _SPOT = {
     "cloud.google.com/gke-spot": "true",
