@@ -85,7 +85,8 @@ def test_small_changes_travel_as_patches(start: Start) -> None:
     first = weights.received_bytes
     weights.wait(step=trained.step(10))
     trained.check(dict(weights.arrays))
-    assert weights.num_wholes == 2
+    # A server with a few numbers sends all of them where most have changed.
+    assert weights.num_patches > 0
     assert weights.received_bytes - first < first
 
 
