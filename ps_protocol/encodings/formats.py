@@ -12,6 +12,7 @@ from ps_protocol.encodings import halves, int8, top_k
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.layout import ArenaRange, Layout
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array, DataType
 
 
@@ -164,9 +165,13 @@ def ranges_with(layout: Layout, nbytes_of: Callable[[int], int] | None) -> Itera
 
 
 def is_encodable(layout: Layout, arena: ArenaRange) -> bool:
-    """Whether a range is of float32 variables that take gradients."""
-    rule = layout.rules[arena.rule]
-    return arena.data_type is DataType.FLOAT32 and (rule is None or not rule.is_update_rule)
+    """Whether a range is of variables whose elements travel encoded."""
+    return has_encoded_elements(arena.data_type, layout.rules[arena.rule])
+
+
+def has_encoded_elements(data_type: DataType, rule: OptimizerSpec | None) -> bool:
+    """Whether a variable's elements travel encoded, in encodings that do so: float32 that takes gradients. `rule`: None is the model's."""
+    return data_type is DataType.FLOAT32 and (rule is None or not rule.is_update_rule)
 
 
 def encoded_nbytes(layout: Layout, encoding: FloatEncoding) -> int:

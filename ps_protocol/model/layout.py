@@ -184,15 +184,16 @@ class Layout:
     """The arrangement of some slices in a shard's memory; the same slices in the same order give the same layout everywhere.
 
     `slices` are those of dense variables: they lie in the arena, at `offsets`, in the order `order` (positions in `slices`). `tables` are
-    those of sparse variables, in the order given; they are no part of the arena. `rules` are the different optimizers of the variables, in
-    order of appearance; None stands for the model's own. `rule_of_table` has the position of each table's.
+    those of sparse variables, in the order given; they are no part of the arena. `pieces`: both, one after the other. `rules` are the
+    different optimizers of the variables, in order of appearance; None stands for the model's own. `rule_of_table` has the position of each
+    table's.
     """
 
     def __init__(self, slices: Sequence[VariableSlice]) -> None:
         self.slices = tuple(piece for piece in slices if not piece.variable.is_sparse)
         self.tables = tuple(piece for piece in slices if piece.variable.is_sparse)
         # Dense ones first, as they travel, so that the order in which a program mixes the two does not matter.
-        slices = (*self.slices, *self.tables)
+        self.pieces = slices = (*self.slices, *self.tables)
         rules = {_rule_key(piece): piece.variable.optimizer for piece in slices}
         positions = {key: position for position, key in enumerate(rules)}
         rule_of = [positions[_rule_key(piece)] for piece in self.slices]

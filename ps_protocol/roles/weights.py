@@ -29,11 +29,11 @@ class FetchReply:
 @asks("ParameterService", "FetchWeights", by=READERS)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """Asks for what brings a reader of a shard's dense variables from the step that it holds (None: it holds nothing) to another one.
+    """Asks for what brings a reader of a shard's variables from the step that it holds (None: it holds nothing) to another one.
 
     `step` None: the newest, once it is above `held_step`. A step that is not there yet is waited for, for `max_wait_s`; then, or if it is
-    gone, the answer is StepNotReady or StepGone, whose facts have the `step` that can be had. `slices`: positions in `layout.slices`;
-    empty: all. `offset`: of the page's first byte; pages after the first must name the step of the first.
+    gone, the answer is StepNotReady or StepGone, whose facts have the `step` that can be had. `slices`: positions in `layout.pieces`;
+    empty: all dense ones. `offset`: of the page's first byte; pages after the first must name the step of the first.
     """
 
     era: Era

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, StepGone
-from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.weights import FetchReply, FetchRequest
@@ -58,23 +56,20 @@ class _Link:
 class WeightVersions:
     """Answers followers of one shard. Holds two copies, one more for each that slow readers read, and patches of a copy's bytes.
 
-    `allocate` returns memory for so many bytes, or raises LimitExceeded; `release` takes it back.
+    `selection`: the slices that it has copies of; readers may want some of them. `allocate` returns memory for so many bytes, or raises
+    LimitExceeded; `release` takes it back.
     """
 
-    def __init__(
-        self, layout: Layout, encoding: FloatEncoding, *, allocate: Callable[[int], Array], release: Callable[[int], object]
-    ) -> None:
-        self.selection = Selection(layout, encoding)
+    def __init__(self, selection: Selection, *, allocate: Callable[[int], Array], release: Callable[[int], object]) -> None:
+        self.selection = selection
         self.step: int | None = None
-        self.num_made = self.patch_bytes = self.num_wholes = 0
-        self._layout, self._encoding = layout, encoding
         self._allocate, self._release = allocate, release
         self._nbytes = self.selection.num_words * WORD_BYTES
         self._newest: _Copy | None = None
         self._leased: list[_Copy] = []
         self._spare: Array | None = None
         self._links: list[_Link] = []
-        self._selections: dict[tuple[int, ...], Selection] = {(): self.selection}
+        self._selections: dict[tuple[int, ...], Selection] = {}
         self._messages: OrderedDict[tuple[int | None, int, tuple[int, ...]], bytes] = OrderedDict()
 
     def take(self, step: int, fill: Callable[[Array], object], *, now: float) -> None:
@@ -93,7 +88,7 @@ class WeightVersions:
             self._links.append(_Link(before=before.step, step=step, patch=patch, digests=digests))
             self._forget_old_links()
         self._spare = None
-        self._newest, self.step, self.num_made = _Copy(step=step, words=words, digests=digests), step, self.num_made + 1
+        self._newest, self.step = _Copy(step=step, words=words, digests=digests), step
         self._put_aside(before, now)
 
     def answer(self, request: FetchRequest, *, newest_step: int, now: float) -> FetchReply:
@@ -105,11 +100,9 @@ class WeightVersions:
             step, digests = copy.step, copy.digests
             content = self._whole_of(copy, selection)
             copy.count_reader(is_first=request.offset == 0, is_last=request.offset + PAGE_BYTES >= len(content), now=now)
-            self.num_wholes += request.offset == 0
         else:
             step, digests, message = found
             content = memoryview(message)
-            self.patch_bytes += len(message) if request.offset == 0 else 0
         if request.offset > len(content):
             raise InvalidSpec(f"offset {request.offset}: there are {len(content)} bytes")
         places = [self.selection.place(index) for index in selection.of]
@@ -172,8 +165,8 @@ class WeightVersions:
         key = (request.held_step, step, request.slices)
         message = self._messages.get(key)
         if message is None:
-            patch = selection.of_patch(merged([link.patch for link in links]) if links else NO_PATCH)
-            words = newest.words if step == newest.step and selection.is_whole else None
+            patch = selection.of_patch(merged([link.patch for link in links]) if links else NO_PATCH, self.selection)
+            words = newest.words if step == newest.step and selection.of == self.selection.of else None
             message = self._keep(key, encode_patch(patch, num_words=selection.num_words, words=words))
         return step, digests, message
 
@@ -191,10 +184,10 @@ class WeightVersions:
         raise StepGone(f"step {request.step}: followers get step {newest.step} now", facts={"step": str(newest.step)})
 
     def _whole_of(self, copy: _Copy, selection: Selection) -> memoryview:
-        if selection.is_whole:
+        if selection.of == self.selection.of:
             return copy.words.view(np.uint8).data
-        key = (None, copy.step, tuple(selection.of))
-        return memoryview(self._messages.get(key) or self._keep(key, selection.taken_from(copy.words).tobytes()))
+        key = (None, copy.step, selection.of)
+        return memoryview(self._messages.get(key) or self._keep(key, selection.taken_from(copy.words, self.selection).tobytes()))
 
     def _keep(self, key: tuple[int | None, int, tuple[int, ...]], message: bytes) -> bytes:
         """Keeps a message for its other pages and other readers; the bytes of all but one have at most those of a copy."""
@@ -207,6 +200,6 @@ class WeightVersions:
         found = self._selections.get(slices)
         if found is None:
             if len(self._selections) >= _MAX_SELECTIONS:
-                self._selections = {(): self.selection}
-            found = self._selections[slices] = Selection(self._layout, self._encoding, slices)
+                self._selections.clear()
+            found = self._selections[slices] = Selection(self.selection.layout, self.selection.encoding, slices or None)
         return found

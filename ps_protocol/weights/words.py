@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes, encoded_ranges
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding, has_encoded_elements
 from ps_protocol.errors import InvalidSpec, MalformedMessage
 from ps_protocol.model.checksums import checksum
-from ps_protocol.model.layout import Layout
+from ps_protocol.model.layout import ALIGNMENT, Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 
@@ -22,60 +22,69 @@ _MAX_WORDS = 1 << 32
 
 
 class Selection:
-    """Slices of a shard's encoded arena, one after the other as a reader holds them. `of`: their positions in `layout.slices`, ascending
-    by where they lie; `starts` and `sizes`: where each lies in the arena, and how long it is, with its padding, in words.
+    """Slices of a shard as a reader holds them: encoded, one after the other, those of the arena as they lie there, then those of tables.
+
+    `of`: their positions in `layout.pieces`. `starts` and `sizes`: where each begins, and how long it is, with its padding, in words.
     """
 
     def __init__(self, layout: Layout, encoding: FloatEncoding, slices: Sequence[int] | None = None) -> None:
-        """Selects these slices; None: all. Raises InvalidSpec for one that the layout does not have."""
-        wanted = frozenset(range(len(layout.slices)) if slices is None else slices)
-        if not wanted <= frozenset(range(len(layout.slices))):
-            raise InvalidSpec(f"slices {sorted(wanted)}: the layout has {len(layout.slices)}, numbered from 0")
-        places = [*_places(layout, encoding)]
-        starts = [*(start for start, _ in places), encoded_nbytes(layout, encoding) // WORD_BYTES]
-        chosen = [place for place, index in enumerate(layout.order) if index in wanted]
+        """Selects these pieces of the layout; None: all of its arena. Raises InvalidSpec for one that the layout does not have."""
         self.layout, self.encoding = layout, encoding
-        self.is_whole = len(chosen) == len(layout.order)
-        self.of = tuple(layout.order[place] for place in chosen)
-        self._is_encoded = [places[place][1] for place in chosen]
-        self.starts = np.array([starts[place] for place in chosen], np.int64)
-        self.sizes = np.array([starts[place + 1] - starts[place] for place in chosen], np.int64)
+        wanted = frozenset(layout.order if slices is None else slices)
+        if not wanted <= frozenset(range(len(layout.pieces))):
+            raise InvalidSpec(f"slices {sorted(wanted)}: the layout has {len(layout.pieces)}, numbered from 0")
+        if not FORMATS[encoding].is_for_variables:
+            raise InvalidSpec(f"encoding {encoding.name}: for gradients only; follow variables as they are, or as halves")
+        found = [one for one in _sizes(layout, encoding) if one[0] in wanted]
+        self.of = tuple(index for index, _, _ in found)
+        self.sizes = np.array([size for _, size, _ in found], np.int64)
+        self._is_encoded = [is_encoded for _, _, is_encoded in found]
         ends = np.cumsum(self.sizes)
-        # Where each begins in what the reader holds.
-        self.local_starts = ends - self.sizes
+        self.starts = ends - self.sizes
         self.num_words = int(ends[-1]) if len(ends) else 0
         self._positions = {index: place for place, index in enumerate(self.of)}
 
+    @property
+    def is_arena(self) -> bool:
+        """Whether this is all of the arena, and nothing else."""
+        return self.of == self.layout.order
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Which of `layout.tables` are selected."""
+        return tuple(index - len(self.layout.slices) for index in self.of if index >= len(self.layout.slices))
+
     def place(self, index: int) -> int:
-        """Returns the place of a slice, by its position in `layout.slices`, among those selected."""
+        """Returns the place of a slice, by its position in `layout.pieces`, among those selected."""
         return self._positions[index]
 
     def words_of(self, words: Array, place: int) -> Array:
         """Returns the words of the slice at a place, with its padding, out of all that a reader holds."""
-        start = int(self.local_starts[place])
+        start = int(self.starts[place])
         return words[start : start + int(self.sizes[place])]
 
     def content_of(self, words: Array, place: int) -> tuple[Array, bool]:
         """Returns the bytes of the slice at a place, without its padding, and whether they are encoded."""
-        piece = self.layout.slices[self.of[place]]
+        piece = self.layout.pieces[self.of[place]]
         is_encoded = self._is_encoded[place]
         nbytes = piece.nbytes // 2 if is_encoded else piece.nbytes
         return self.words_of(words, place).view(np.uint8)[:nbytes], is_encoded
 
-    def taken_from(self, words: Array) -> Array:
-        """Returns the selected words of a whole arena's: a view if it is all of them, else a copy."""
-        if self.is_whole:
+    def taken_from(self, words: Array, whole: "Selection") -> Array:
+        """Returns the selected words of those of a larger selection: a view if it is all of them, else a copy."""
+        if self.of == whole.of:
             return words
-        parts = [words[start : start + size] for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True)]
+        parts = [whole.words_of(words, whole.place(index)) for index in self.of]
         return np.concatenate(parts) if parts else words[:0]
 
-    def of_patch(self, patch: "Patch") -> "Patch":
-        """Returns the part of a whole arena's patch that lies in the selection, by positions within it."""
-        if self.is_whole:
+    def of_patch(self, patch: "Patch", whole: "Selection") -> "Patch":
+        """Returns the part of a larger selection's patch that lies in this one, by positions within it."""
+        if self.of == whole.of:
             return patch
-        firsts = np.searchsorted(patch.positions, self.starts).tolist()
-        lasts = np.searchsorted(patch.positions, self.starts + self.sizes).tolist()
-        shifts = (self.local_starts - self.starts).tolist()
+        starts = whole.starts[[whole.place(index) for index in self.of]]
+        firsts = np.searchsorted(patch.positions, starts).tolist()
+        lasts = np.searchsorted(patch.positions, starts + self.sizes).tolist()
+        shifts = (self.starts - starts).tolist()
         runs = [slice(first, last) for first, last in zip(firsts, lasts, strict=True)]
         moved = [(patch.positions[run].astype(np.int64) + shift).astype(np.uint32) for run, shift in zip(runs, shifts, strict=True)]
         values = [patch.values[run] for run in runs]
@@ -86,20 +95,13 @@ class Selection:
         return np.array([checksum([self.words_of(words, place)]) for place in range(len(self.of))], np.uint64)
 
 
-def _places(layout: Layout, encoding: FloatEncoding) -> Iterator[tuple[int, bool]]:
-    """Yields where each slice begins in the encoded arena, in words, and whether it is encoded, in the order in which they lie there."""
-    ranges = [*encoded_ranges(layout, encoding)]
-    at = 0
-    for index in layout.order:
-        offset = layout.offsets[index]
-        while at + 1 < len(ranges) and offset >= ranges[at].arena.stop:
-            at += 1
-        if not ranges:
-            yield 0, False  # nothing but slices without elements
-            continue
-        one = ranges[at]
-        within = offset - one.arena.start
-        yield (one.start + (within // 2 if one.is_encoded else within)) // WORD_BYTES, one.is_encoded
+def _sizes(layout: Layout, encoding: FloatEncoding) -> Iterator[tuple[int, int, bool]]:
+    """Yields each piece's position, how many words it takes with its padding, and whether it is encoded, in the order of selections."""
+    for index in (*layout.order, *range(len(layout.slices), len(layout.pieces))):
+        piece = layout.pieces[index]
+        is_encoded = encoding is not FloatEncoding.AS_IS and has_encoded_elements(piece.variable.data_type, piece.variable.optimizer)
+        num_bytes = -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+        yield index, num_bytes // (2 * WORD_BYTES if is_encoded else WORD_BYTES), is_encoded
 
 
 # What differs between two copies.

@@ -1,8 +1,9 @@
 """The sparse variables of a shard: rows that change in place, their slots and first values, and the merging of gradients. Knows no lock.
 
 A step first copies the rows that it is about to touch into a journal and makes that known, and only then overwrites the first of them. So
-a reader copies rows without waiting, looks afterwards how far the steps have come, and takes the touched rows from the journal if the table
-is one step further than it wants. An optimizer that moves every row in every step has a second copy of the values instead of a journal.
+a reader copies rows without waiting, looks afterwards how far the steps have come, and takes the touched rows from the journals of the
+steps after the one that it wants. There is one journal; while a table is followed there are more, so that all of its rows can be copied. An
+optimizer that moves every row in every step has a second copy of the values instead of a journal.
 """
 
 import math
@@ -149,11 +150,13 @@ def _made(initializer: Initializer, block: int, shape: tuple[int, int], dtype: n
 _COUNTED_ELEMENTS = 1 << 22
 # Elements that the optimizer takes at once: all arrays of such a block stay in a core's cache.
 _BLOCK_ELEMENTS = 1 << 14
+# Steps that a table which is followed can be taken back.
+_MAX_JOURNALS = 256
 
 
 @light_dataclass(frozen=True, slots=True)
-class _Journal:
-    """Values of the step before, of the rows `indices` (ascending; None: of all rows)."""
+class Journal:
+    """What a step has overwritten: the rows `indices` (ascending; None: all rows) as they were before it."""
 
     indices: Array | None
     rows: Array
@@ -167,13 +170,18 @@ class _Journal:
             is_touched = self.indices[at] == indices
             rows[is_touched] = self.rows[at[is_touched]]
 
+    @property
+    def nbytes(self) -> int:
+        """Its bytes, without those of a second copy of the table."""
+        return 0 if self.indices is None else self.indices.nbytes + self.rows.nbytes
+
 
 @light_dataclass(frozen=True, slots=True)
 class _Progress:
-    """The step whose values the table has, or is being given; and the journal of the step before it, once that is complete."""
+    """The step whose values the table has, or is being given; and the journals of it and of steps before it, newest first."""
 
     step: int
-    journal: _Journal | None
+    journals: tuple[Journal, ...] = ()
 
 
 class Table:
@@ -187,6 +195,7 @@ class Table:
         self._budget = budget
         self._width = math.prod(piece.variable.shape[1:])
         self.filled_bytes = 0  # of the first values that it makes itself; any thread may look
+        self.is_followed = False  # any thread may set it
         # Of rows, slots and journal.
         self._held_bytes = self._journal_bytes = 0
         num_copies = (1 if rule.is_lazy else 2) + len(rule.slots)
@@ -198,7 +207,7 @@ class Table:
         except BaseException:
             self.release()
             raise
-        self._progress = _Progress(step, None)
+        self._progress = _Progress(step)
 
     def fill_initial(self, step: int) -> None:
         """Makes the first values, if the server is to make them, and those of the slots; the table is then at `step`."""
@@ -213,7 +222,7 @@ class Table:
                 self.slots[name][start:stop].fill(value)
             if initializer is not None:
                 self.filled_bytes = stop * self.row_bytes
-        self._progress = _Progress(step, None)
+        self._progress = _Progress(step)
 
     def renew_slots(self) -> None:
         """Gives every slot the value that it starts with."""
@@ -222,21 +231,19 @@ class Table:
 
     def skip(self) -> None:
         """Goes to the next step without a change."""
-        empty = _Journal(np.empty(0, np.int64), self.values[:0])
-        self._progress = _Progress(self._progress.step + 1, empty)
+        self._advance(Journal(np.empty(0, np.int64), self.values[:0]))
 
     def apply(self, gradient: RowGradient) -> None:
         """Goes to the next step; the rule must have begun it. `gradient` is in order and in the type of sums."""
-        step = self._progress.step
         if self._rule.is_lazy:
             previous = self.values[gradient.indices]
-            self._progress = _Progress(step + 1, _Journal(gradient.indices, previous))
+            self._advance(Journal(gradient.indices, previous))
             self._update_rows(gradient, previous)
         else:
             # The rows that readers of the step before the last one had are overwritten now.
-            self._progress = _Progress(step, None)
+            self._progress = _Progress(self._progress.step)
             np.copyto(self._spare, self.values)
-            self._progress = _Progress(step + 1, _Journal(None, self._spare))
+            self._advance(Journal(None, self._spare))
             self._update_all(gradient, self._spare)
 
     def apply_on_arrival(self, gradient: RowGradient) -> None:
@@ -250,19 +257,31 @@ class Table:
         """Returns a copy of rows as they were at `step` (None: as they are now, even while they change). Raises StepGone."""
         # In range: checked by the caller. "clip" spares NumPy a second copy.
         rows = np.take(self.values, indices, axis=0, mode="clip")
-        progress = self._progress
-        if step is None or progress.step == step:
-            return rows
-        if progress.step == step + 1 and progress.journal is not None:
-            progress.journal.restore(indices, rows)
-            if self._progress is progress or progress.journal.indices is not None:
-                return rows
-        raise self._gone(step)
+        if step is not None:
+            for journal in self.journals_since(step):
+                journal.restore(indices, rows)
+            self.check_journals(step)
+        return rows
 
-    def count_journal(self) -> None:
-        """Counts the journal's bytes in the budget, in place of those of the journal before. Under the owner's lock."""
-        journal = self._progress.journal
-        held = 0 if journal is None or journal.indices is None else journal.indices.nbytes + journal.rows.nbytes
+    def journals_since(self, step: int) -> tuple[Journal, ...]:
+        """Returns what the steps after `step` have overwritten, newest first, those included that have only begun. Raises StepGone.
+
+        Rows that were copied before the call and are restored from all of these are those of `step`, if `check_journals` agrees then.
+        """
+        progress = self._progress
+        num_steps = progress.step - step
+        if not 0 <= num_steps <= len(progress.journals):
+            raise self._gone(step)
+        return progress.journals[:num_steps]
+
+    def check_journals(self, step: int) -> None:
+        """Raises StepGone if what was restored from the journals since `step` may have been overwritten meanwhile."""
+        if not self._rule.is_lazy:
+            self.journals_since(step)
+
+    def count_journals(self) -> None:
+        """Counts the journals' bytes in the budget, in place of those before. Under the owner's lock."""
+        held = sum(journal.nbytes for journal in self._progress.journals)
         self._budget.release(self._journal_bytes - held)
         self._held_bytes += held - self._journal_bytes
         self._journal_bytes = held
@@ -286,6 +305,19 @@ class Table:
         memory = self._budget.allocate(self.piece.nbytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
         self._held_bytes += self.piece.nbytes
         return memory, memory.view(self.piece.variable.data_type.dtype).reshape(self.num_rows, self._width)
+
+    def _advance(self, journal: Journal) -> None:
+        """Makes the next step's journal known, before the first of its rows is overwritten."""
+        journals = [journal]
+        if self.is_followed and self._rule.is_lazy:
+            # A copy of all rows takes less time than steps take to touch so many.
+            left_bytes = self.piece.nbytes // 2 - journal.nbytes
+            for older in self._progress.journals[:_MAX_JOURNALS]:
+                left_bytes -= older.nbytes
+                if left_bytes < 0:
+                    break
+                journals.append(older)
+        self._progress = _Progress(self._progress.step + 1, tuple(journals))
 
     def _gone(self, step: int) -> PsError:
         return StepGone(
@@ -448,7 +480,7 @@ class TableGroup:
     def count_journals(self) -> None:
         """Counts the journals' bytes. Under the owner's lock."""
         for table in self._tables:
-            table.count_journal()
+            table.count_journals()
 
     def release(self) -> None:
         """Takes the memory off the budget; the owner must not use it again."""

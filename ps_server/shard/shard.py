@@ -355,7 +355,7 @@ class Shard:
                 buffer = model.buffer(newest if request.step is None else request.step)
                 assert buffer.step is not None
                 copy = StepCopy(step=buffer.step, memory=buffer.memory, is_intact=model.watch(buffer))
-        return self._followed.answer(request, model=model, layout=model.spec.layout, copy=copy, newest_step=newest)
+        return self._followed.answer(request, model=model, copy=copy, newest_step=newest)
 
     # The workers': how the model begins
 

@@ -25,8 +25,6 @@ from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
-from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.model.layout import Layout
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Durability
@@ -63,9 +61,9 @@ def _counts_repeated_commits(patch: pytest.MonkeyPatch) -> None:
 def _gives_followers_what_was_before_a_rollback(patch: pytest.MonkeyPatch) -> None:
     """Copies for followers outlive the variables that they are of."""
 
-    def of(self: FollowedWeights, encoding: FloatEncoding, model: object, layout: Layout) -> object:
-        one = self._followed.get(encoding)
-        return one if one is not None else _FOLLOWED_OF(self, encoding, model, layout)
+    def of(self: FollowedWeights, kind: Any, model: Any) -> object:
+        one = self._followed.get(kind)
+        return one if one is not None else _FOLLOWED_OF(self, kind, model)
 
     patch.setattr(FollowedWeights, "_of", of)
 

@@ -20,20 +20,22 @@ def follow(
     *,
     wire: str | None = None,
     names: Iterable[str] | Mapping[str, str | Part] | None = None,
+    tables: bool = False,
     cluster: str | None = None,
     timeout_s: float = TIMEOUT_S,
     security: Security | None = None,
     interval_s: float = 0.5,
 ) -> Follower:
-    """Follows the dense variables of a cluster step by step, and returns the follower; use it as a context manager.
+    """Follows the variables of a cluster step by step, and returns the follower; use it as a context manager.
 
     `chief`: the address of its chief, or the place where `lockstep store` keeps its weights, which is read without any cluster: a directory
     (a path with a "/") or a URL such as "s3://bucket/x". A place is looked at each `interval_s`, may be empty still, and has one encoding,
     so that `wire` can be left out; the arguments about a cluster do nothing for it.
 
     `wire`: how float32 variables travel and are kept: "float32", "bfloat16", "float16"; None: LOCKSTEP_WIRE, else as they are. A step is
-    sent as the words of 16 bits that it has changed, where that is shorter than all of them. `names`: the variables to follow (None: all),
-    or a dict from the name that one has here to its name there, or to a `Part` of it. The other arguments are those of `observe()`; the
+    sent as the words of 16 bits that it has changed, where that is shorter than all of them. `names`: the variables to follow (None: all
+    dense ones, and with `tables` all tables, too), or a dict from the name that one has here to its name there, or to a `Part` of it. The
+    follower has all rows of a table in its memory, and its servers two copies of them. The other arguments are those of `observe()`; the
     cluster must have answered once, and may be away later: the follower keeps what it has, and goes on when it is there again. Raises
     what `observe()` raises.
     """
@@ -46,9 +48,9 @@ def follow(
         source = StoreSource(address, encoding=None if wire is None else encoding, interval_s=interval_s)
         with suppress(NotInitialized, Unavailable):
             source.open()  # what is wrong is said at once
-        return Follower(source, encoding=encoding, parts=parts)
+        return Follower(source, encoding=encoding, parts=parts, tables=tables)
     link, registration = enter_as_observer(address, cluster=cluster, timeout_s=timeout_s, wire=None, security=security)
-    return Follower(ClusterSource(link, registration), encoding=encoding, parts=parts)
+    return Follower(ClusterSource(link, registration), encoding=encoding, parts=parts, tables=tables)
 
 
 def _is_place(text: str) -> bool:

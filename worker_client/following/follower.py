@@ -26,7 +26,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.shown import shown
-from ps_protocol.model.variables import Array
+from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.process.waiting import Wait, delays_s
 from ps_protocol.roles.chief import FollowerReport
 from ps_protocol.roles.weights import FetchReply, FetchRequest
@@ -80,15 +80,15 @@ class _Arrays:
 
 
 class Follower:
-    """Whole steps of a cluster's dense variables, as they are made. Made by `follow()`, used as a context manager.
+    """Whole steps of a cluster's variables, as they are made. Made by `follow()`, used as a context manager.
 
     A thread fetches what changes, proves it by digests, and keeps one copy, as it travels. What a program sees changes only in its own
     calls: `wait`, `into`. Never a mixture of two steps, and never a step whose bytes were not proved. For one thread of the program.
     """
 
-    def __init__(self, source: Source, *, encoding: FloatEncoding, parts: "Mapping[str, Part] | None" = None) -> None:
+    def __init__(self, source: Source, *, encoding: FloatEncoding, parts: "Mapping[str, Part] | None" = None, tables: bool = False) -> None:
         self._source, self._encoding = source, encoding
-        self._wanted = parts  # None: all variables
+        self._wanted, self._wants_tables = parts, tables  # None: all variables, but for tables
         self._changed = threading.Condition()
         self._closed = threading.Event()
         # What the thread has, under the condition: copies of one step, or of none.
@@ -274,25 +274,25 @@ class Follower:
         known = self._shown.pop(key, ())
         for place, copy in enumerate(self._copies):
             for at in changed_places(copy, known[place] if known else None):
-                piece = copy.selection.layout.slices[copy.selection.of[at]]
+                piece = copy.selection.layout.pieces[copy.selection.of[at]]
                 content, is_encoded = copy.selection.content_of(copy.words, at)
-                for name, part in self._names_of(piece.variable.name):
+                for name, part in self._names_of(piece.variable):
                     put(name, part, piece, content, self._encoding if is_encoded else FloatEncoding.AS_IS)
         # Of the targets that were used last.
         self._shown[key] = tuple(copy.digests for copy in self._copies)
         if len(self._shown) > _MAX_TARGETS:
             del self._shown[next(iter(self._shown))]
 
-    def _names_of(self, variable: str) -> Iterable[tuple[str, Part]]:
+    def _names_of(self, variable: VariableSpec) -> Iterable[tuple[str, Part]]:
         if self._wanted is None:
-            return ((variable, Part(name=variable)),)
-        return [(name, part) for name, part in self._wanted.items() if part.name == variable]
+            return () if variable.is_sparse and not self._wants_tables else ((variable.name, Part(name=variable.name)),)
+        return [(name, part) for name, part in self._wanted.items() if part.name == variable.name]
 
     def _kinds(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
         """Returns shape and type of what is followed, by name."""
         found = {}
         for variable in self._followed.model.variables if self._followed is not None else ():
-            for name, part in self._names_of(variable.name) if not variable.is_sparse else ():
+            for name, part in self._names_of(variable):
                 like = np.broadcast_to(np.empty((), variable.data_type.dtype), variable.shape)[part.index]
                 found[name] = like.shape, like.dtype
         return found
@@ -371,7 +371,7 @@ class Follower:
         copies = self._copies
         with_words = [index for index, copy in enumerate(copies) if copy.selection.num_words]
         if not with_words:
-            raise InvalidSpec("none of the variables that are followed is dense: rows of tables are read by observe()")
+            raise InvalidSpec("the model has nothing but tables: pass tables=True, or the names of those to follow")
         was_over = self._source.is_over  # before the last step may have been made
         if followed.has_common_steps:
             received = self._receive_step(with_words)
@@ -402,21 +402,19 @@ class Follower:
         return {}
 
     def _begin(self, followed: Followed) -> None:
-        for name in {part.name for part in self._wanted.values()} if self._wanted is not None else ():
-            variable = next((one for one in followed.model.variables if one.name == name), None)
-            if variable is None:
-                raise VariableNotFound(
-                    f"the model has no variable {name!r}; it has {shown([one.name for one in followed.model.variables])}"
-                )
-            if variable.is_sparse:
-                raise InvalidSpec(f"{name!r} is a table: only dense variables are followed; read its rows by observe()")
+        variables = {variable.name: variable for variable in followed.model.variables}
+        for part in self._wanted.values() if self._wanted is not None else ():
+            if part.name not in variables:
+                raise VariableNotFound(f"the model has no variable {part.name!r}; it has {shown([*variables])}")
+        if not followed.has_tables and any(one.is_sparse and [*self._names_of(one)] for one in followed.model.variables):
+            raise InvalidSpec(f"{self._source.place} has no tables; start `lockstep store` with --tables")
         if followed.encoding is not None:
             self._encoding = followed.encoding
         selections = []
         for layout in followed.layouts:
-            chosen = [at for at, piece in enumerate(layout.slices) if [*self._names_of(piece.variable.name)]]
+            chosen = [at for at, piece in enumerate(layout.pieces) if [*self._names_of(piece.variable)]]
             selections.append(Selection(layout, self._encoding, chosen))
-        split = {piece.variable.name for layout in followed.layouts for piece in layout.slices if not piece.is_whole}
+        split = {piece.variable.name for layout in followed.layouts for piece in layout.pieces if not piece.is_whole}
         for part in self._wanted.values() if self._wanted is not None else ():
             if part.name in split and part.index != ():
                 raise InvalidSpec(f"{part.name!r} is split over servers: follow all of it, and index the array")
@@ -441,7 +439,7 @@ class Follower:
     def _request(self, index: int, *, step: int | None, max_wait_s: float = 0.0, slices: tuple[int, ...] | None = None) -> FetchRequest:
         assert self._followed is not None
         copy = self._copies[index]
-        chosen = () if copy.selection.is_whole else copy.selection.of
+        chosen = () if copy.selection.is_arena else copy.selection.of
         return FetchRequest(
             era=self._followed.era,
             layout_hash=self._followed.layouts[index].hash,
@@ -493,7 +491,7 @@ class Follower:
         for index, places in wrong.items():
             copy, update = self._copies[index], updates[index]
             slices = tuple(copy.selection.of[place] for place in places)
-            names = sorted({copy.selection.layout.slices[at].variable.name for at in slices})
+            names = sorted({copy.selection.layout.pieces[at].variable.name for at in slices})
             log.warning("ps %d: %s differ from what the server has at step %d; fetching them whole", index, shown(names), update.step)
             received = self._receive({index: self._request(index, step=update.step, slices=slices)})
             if index not in received:

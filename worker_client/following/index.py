@@ -75,7 +75,8 @@ class Index:
     def continues(self, followed: Followed) -> bool:
         """Whether these are steps of the same training, in the same epoch and encoding."""
         hashes = [[layout.hash for layout in one.layouts] for one in (self.followed, followed)]
-        return (self.followed.era, self.encoding) == (followed.era, followed.encoding) and hashes[0] == hashes[1]
+        kinds = [(one.era, one.encoding, one.has_tables) for one in (self.followed, followed)]
+        return kinds[0] == kinds[1] and hashes[0] == hashes[1]
 
     def ways(self, held_step: int | None, step: int) -> list[tuple[Entry, ...]]:
         """Returns the ways to a step, the shortest first: patches from the step that is held, or an anchor, and patches from there."""
@@ -109,6 +110,7 @@ def encode_index(index: Index) -> bytes:
         "life": index.followed.era.life,
         "epoch": index.followed.era.epoch,
         "encoding": FORMATS[index.encoding].name,
+        "has_tables": index.followed.has_tables,
         "step": index.step,
         **{name: getattr(index, name) for name in ("newest_step", "is_over", "writer", "beat", "beat_s")},
         "num_shards": len(index.followed.layouts),
@@ -125,12 +127,15 @@ def decode_index(content: bytes, *, where: str, known: Followed | None = None) -
     try:
         era = Era(life=int(fields["life"]), epoch=int(fields["epoch"]))
         (encoding,) = [one.encoding for one in FORMATS.values() if one.name == fields["encoding"] and one.is_for_variables]
-        if known is None or (known.era, known.encoding) != (era, encoding) or json.loads(_agreed_text(known)) != fields["agreed"]:
+        kind = era, encoding, fields["has_tables"] is True
+        if known is None or (known.era, known.encoding, known.has_tables) != kind or json.loads(_agreed_text(known)) != fields["agreed"]:
             agreed = ParseDict(fields["agreed"], pb.GetModelResponse())
             model = codec.decode(ModelSpec, agreed.model)
             placement = codec.decode_each(PlacedSlice, agreed.placement, field="placement")
             layouts = arranged(model, placement, num_shards=min(int(fields["num_shards"]), _MAX_SHARDS))
-            known = Followed(model=model, layouts=layouts, era=era, has_common_steps=True, encoding=encoding)
+            known = Followed(
+                model=model, layouts=layouts, era=era, has_common_steps=True, encoding=encoding, has_tables=fields["has_tables"] is True
+            )
         entries = [_entry_of(one, len(known.layouts)) for one in (*fields["anchors"], *fields["patches"])]
         entries.sort(key=lambda entry: (entry.step, entry.before is None))
         return Index(

@@ -163,7 +163,7 @@ class StoreKeeper:
         if not followed.has_common_steps:
             raise InvalidSpec("each parameter server has steps of its own in this cluster (async): there is no step to write")
         selections = [copy.selection for copy in copies]
-        followed = replace(followed, encoding=selections[0].encoding)
+        followed = replace(followed, encoding=selections[0].encoding, has_tables=any(one.tables for one in selections))
         limit = int(sum(selection.num_words for selection in selections) * _MOST_CHANGED)
         patches: list[Patch] = []
         if self._index is not None and self._words and self._index.continues(followed):

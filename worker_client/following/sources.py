@@ -31,7 +31,8 @@ class Version(NamedTuple):
 class Followed:
     """What a source has: the model, how each shard's part lies, and the era in which its steps count.
 
-    `has_common_steps` False: each shard has steps of its own. `encoding`: the only one that can be had; None: any.
+    `has_common_steps` False: each shard has steps of its own. `encoding`: the only one that can be had; None: any. `has_tables` False:
+    only dense variables can be had.
     """
 
     model: ModelSpec
@@ -39,6 +40,7 @@ class Followed:
     era: Era
     has_common_steps: bool
     encoding: FloatEncoding | None = None
+    has_tables: bool = True
 
 
 class Source(Protocol):

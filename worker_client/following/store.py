@@ -66,7 +66,7 @@ def write_entry(storage: CheckpointStorage, tag: str, taken: Taken, *, before: i
 
 
 def _tensor_of(selection: Selection, words: Array, place: int) -> SavedTensor:
-    piece = selection.layout.slices[selection.of[place]]
+    piece = selection.layout.pieces[selection.of[place]]
     content, is_encoded = selection.content_of(words, place)
     dtype, code = (np.dtype(np.uint16), _CODES[selection.encoding]) if is_encoded else (piece.variable.data_type.dtype, "")
     return SavedTensor(name=tensor_name(piece), array=content.view(dtype).reshape(piece.shape), code=code)
@@ -86,7 +86,7 @@ def read_entry(storage: CheckpointStorage, entry: Entry, shard: int, whole: Sele
         if entry.before is None:
             words = np.zeros(whole.num_words, np.uint16)
             for place, at in enumerate(whole.of):
-                whole.content_of(words, place)[0][:] = found[tensor_name(whole.layout.slices[at])]
+                whole.content_of(words, place)[0][:] = found[tensor_name(whole.layout.pieces[at])]
             return words, digests
         patch = Patch(positions=found["positions"].view(np.uint32), values=found["values"].view(np.uint16))
         if patch.positions.size != patch.values.size or max(patch.positions[-1:], default=0) >= max(1, whole.num_words):
@@ -182,7 +182,10 @@ class StoreSource:
         if index.followed is not known:
             if before is not None:
                 log.warning("%s is begun anew: another training, or one that was rolled back", self.place)
-            self._wholes = [Selection(layout, index.encoding) for layout in index.followed.layouts]
+            self._wholes = [
+                Selection(layout, index.encoding, range(len(layout.pieces)) if index.followed.has_tables else None)
+                for layout in index.followed.layouts
+            ]
             self._bad.clear()
         self._index, self._content, self._changed_at, self._is_drained = index, content, self._looked_at, False
 
@@ -210,17 +213,17 @@ class StoreSource:
         if step is None or step == request.held_step or request.era != index.followed.era:
             return None
         whole = self._wholes[shard]
-        selection = Selection(whole.layout, whole.encoding, request.slices) if request.slices else whole
+        selection = Selection(whole.layout, whole.encoding, request.slices or None)
         for way in index.ways(request.held_step, step):
             if any(entry.tag in self._bad for entry in way) or (found := self._read(way, shard, whole)) is None:
                 continue
             words, patches, digests = found
             if words is None:
-                content = encode_patch(selection.of_patch(merged(patches)), num_words=selection.num_words)
+                content = encode_patch(selection.of_patch(merged(patches), whole), num_words=selection.num_words)
             else:
                 for patch in patches:
                     words[patch.positions] = patch.values
-                content = selection.taken_from(words).tobytes()
+                content = selection.taken_from(words, whole).tobytes()
             return FetchReply(
                 step=step,
                 newest_step=max(index.newest_step, step),

@@ -20,6 +20,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `store`."""
     parser.add_argument("--to", required=True, metavar="PLACE", help="a directory of its own, or a URL such as s3://bucket/weights")
     parser.add_argument("--wire", metavar="FORMAT", help="how float32 variables are kept: float32 (default), bfloat16 or float16")
+    parser.add_argument("--tables", action="store_true", help="keep all rows of tables, too")
     add_arguments(parser)
     parser.add_argument(
         "--keep-steps", type=int, default=KEEP_STEPS, metavar="N", help=f"a reader N steps behind finds patches (default {KEEP_STEPS})"
@@ -41,7 +42,8 @@ def run_store(arguments: argparse.Namespace) -> int:
     storage = storage_of_role(arguments.to)
     keeper = StoreKeeper(storage, keep_steps=arguments.keep_steps, keep_s=arguments.keep_s, anchor_steps=arguments.anchor_steps)
     signal.signal(signal.SIGTERM, _end)
-    with worker_client.follow(address, wire=arguments.wire, cluster=cluster, security=security) as follower, closing(keeper):
+    follower = worker_client.follow(address, wire=arguments.wire, tables=arguments.tables, cluster=cluster, security=security)
+    with follower, closing(keeper):
         keeper.claim()
         print(f"keeping the weights in {storage.place} until training ends; to follow them: lockstep.follow({arguments.to!r})", flush=True)
         keeper.keep(follower)

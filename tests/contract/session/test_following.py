@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,6 +136,29 @@ def test_a_follower_of_a_part_has_that_under_its_own_names(trained: Trained) -> 
         np.testing.assert_array_equal(weights.arrays["bias"], values["b"][1:])
         assert weights.arrays["scale"] == values["d"]
     assert weights.received_bytes < VALUES["w"].nbytes
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("chosen", [{"tables": True}, {"names": ["w", "users"]}, {"names": {"mine": "users"}}], ids=str)
+def test_tables_that_are_wanted_are_followed_with_the_rest(start: Start, wire: str, chosen: dict[str, Any]) -> None:
+    cluster, rng = start(Shape(num_ps=2, num_workers=1)), np.random.default_rng(0)
+    session = cluster.session()
+    users = worker_client.EmbeddingTable((5000, 8), initializer=worker_client.normal_initializer(0.0, 0.1, seed=3))
+    session.create_or_join({"w": VALUES["w"], "users": users}, optimizer=worker_client.adagrad(0.1))
+    weights = cluster.follower(wire, **chosen)
+    name, target = "mine" if "mine" in str(chosen) else "users", np.zeros((5000, 8), np.float64)
+    for _ in range(4):
+        rows = rng.choice(5000, 20, replace=False)
+        slices = worker_client.IndexedSlices(rows, rng.normal(size=(20, 8)).astype(np.float32))
+        assert session.step({"w": rng.normal(size=VALUES["w"].shape).astype(np.float32), "users": slices}, timeout_s=20).is_accepted
+        weights.wait(step=session.global_step, timeout_s=20)
+        values = session.read_rows("users")
+        expected = bfloat16(values).reshape(values.shape) if wire == "bfloat16" else values
+        np.testing.assert_array_equal(weights.arrays[name], expected)
+        assert weights.into({name: target}) == session.global_step
+        np.testing.assert_array_equal(target, expected)
+    if name == "mine":
+        assert weights.received_bytes < 2 * target.size * (2 if wire == "bfloat16" else 4)
 
 
 @pytest.mark.parametrize(("names", "words"), [(["nobody"], "no variable 'nobody'"), ("w", "got the str 'w'"), ([], "there are none")])

@@ -30,7 +30,7 @@ from ps_protocol.roles.fence import Era
 from ps_protocol.roles.weights import FetchRequest
 from tests.support.chief.rolling import RollingCluster
 from tests.support.waiting import wait_until
-from worker_client import Buffer, EmbeddingTable, Follower, Session
+from worker_client import Buffer, EmbeddingTable, Follower, IndexedSlices, Session
 from worker_client.following.index import INDEX, Index, decode_index
 from worker_client.following.keeper import StoreKeeper
 from worker_client.following.sources import ClusterSource
@@ -193,20 +193,38 @@ def test_a_reader_of_some_variables_gets_those(trained: Trained, directory: str)
     assert weights.arrays["d"] == trained.session.read()["d"]
 
 
-def test_buffers_travel_as_they_are_and_tables_are_left_out(stack: ExitStack, directory: str) -> None:
+@pytest.mark.parametrize("tables", [False, True])
+def test_buffers_travel_as_they_are_and_tables_when_they_are_wanted(stack: ExitStack, directory: str, tables: bool) -> None:
     cluster = InProcessCluster(num_ps=2)
     session = stack.enter_context(closing(worker_client.local(cluster)))
-    values = {"w": VALUES["w"], "m": Buffer(np.full(7, 0.3, np.float32)), "t": EmbeddingTable((100, 4))}
+    values = {"w": VALUES["w"], "m": Buffer(np.full(7, 0.3, np.float32)), "t": EmbeddingTable((5000, 4))}
     session.create_or_join(values, optimizer=worker_client.sgd(0.1))
-    follower = Follower(ClusterSource(*enter_locally(cluster)), encoding=FloatEncoding.BFLOAT16)
-    for weights in (follower, stack.enter_context(closing(worker_client.follow(directory)))):
+    follower = Follower(ClusterSource(*enter_locally(cluster)), encoding=FloatEncoding.BFLOAT16, tables=tables)
+    for weights in (follower, stack.enter_context(closing(worker_client.follow(directory, tables=tables)))):
         if weights is not follower:
             keeping(stack, follower, directory, [])
-        weights.wait(timeout_s=20)
-        assert set(weights.arrays) == {"w", "m"}
+        for row in range(3):
+            session.step({"w": None, "t": IndexedSlices([row, 4000 + row], np.full((2, 4), 0.1, np.float32))})
+            weights.wait(step=session.global_step, timeout_s=20)
+        assert set(weights.arrays) == {"w", "m", *(["t"] if tables else [])}
         np.testing.assert_array_equal(weights.arrays["m"], np.full(7, 0.3, np.float32))
+        if tables:
+            rows = session.read_rows("t")
+            np.testing.assert_array_equal(weights.arrays["t"], rows.astype(ml_dtypes.bfloat16).astype(np.float32))
+            assert rows[:, 0].nonzero()[0].tolist() == [0, 1, 2, 4000, 4001, 4002]
     with closing(ClusterSource(*enter_locally(cluster))) as source:
-        assert index_of(directory).continues(replace(source.open(), encoding=FloatEncoding.BFLOAT16))
+        assert index_of(directory).continues(replace(source.open(), encoding=FloatEncoding.BFLOAT16, has_tables=tables))
+
+
+def test_a_reader_that_wants_tables_of_a_store_without_them_is_told(stack: ExitStack, directory: str) -> None:
+    cluster = InProcessCluster()
+    session = stack.enter_context(closing(worker_client.local(cluster)))
+    session.create_or_join({"w": VALUES["w"], "t": EmbeddingTable((100, 4))}, optimizer=worker_client.sgd(0.1))
+    keeping(stack, Follower(ClusterSource(*enter_locally(cluster)), encoding=FloatEncoding.AS_IS), directory, [])
+    await_kept(directory, 0)
+    for chosen in ({"tables": True}, {"names": ["t"]}):
+        with pytest.raises(InvalidSpec, match="has no tables; start `lockstep store` with --tables"):
+            worker_client.follow(directory, **chosen).wait(timeout_s=20)
 
 
 def test_files_open_with_the_safetensors_library(trained: Trained, directory: str) -> None:

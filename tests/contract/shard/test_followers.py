@@ -9,13 +9,16 @@ import pytest
 from ps_protocol.encodings.arena import encode_arena
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import EpochMismatch, InvalidSpec, LayoutMismatch, NotInitialized, StepGone, StepNotReady
-from ps_protocol.model.variables import Array
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import AdoptRequest, Shard
 from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.weights.copy import Transfer, WeightCopy
 from ps_protocol.weights.words import Selection
 from tests.support.chief.eras import era, fence
-from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, table, variable, views
+from worker_client.following.follower import decoded
 
 ENCODINGS = (FloatEncoding.AS_IS, FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16)
 REQUEST = FetchRequest(era=era(EPOCH), layout_hash=MIXED.hash, encoding=FloatEncoding.BFLOAT16)
@@ -24,9 +27,11 @@ REQUEST = FetchRequest(era=era(EPOCH), layout_hash=MIXED.hash, encoding=FloatEnc
 class Reader:
     """A copy of the shard's variables that is brought forward."""
 
-    def __init__(self, shard: Shard, encoding: FloatEncoding = FloatEncoding.BFLOAT16, slices: tuple[int, ...] = ()) -> None:
-        self.copy = WeightCopy(Selection(MIXED, encoding, slices or None))
-        self.request = replace(REQUEST, encoding=encoding, slices=slices)
+    def __init__(
+        self, shard: Shard, encoding: FloatEncoding = FloatEncoding.BFLOAT16, slices: tuple[int, ...] = (), layout: Layout = MIXED
+    ) -> None:
+        self.copy = WeightCopy(Selection(layout, encoding, slices or None))
+        self.request = replace(REQUEST, encoding=encoding, slices=slices, layout_hash=layout.hash)
         self.shard = shard
 
     def bring(self, **more: object) -> FetchReply:
@@ -66,8 +71,67 @@ def test_a_follower_of_some_variables_gets_these(trainer: Trainer) -> None:
     for number in range(3):
         reader.bring()
         whole = words_of(trainer, FloatEncoding.BFLOAT16)
-        np.testing.assert_array_equal(reader.copy.words, reader.copy.selection.taken_from(whole))
+        np.testing.assert_array_equal(reader.copy.words, reader.copy.selection.taken_from(whole, Selection(MIXED, FloatEncoding.BFLOAT16)))
         step(trainer, number)
+
+
+# Dense variables, a table whose rows travel encoded, and one of which the shard has a part, whose optimizer moves all rows.
+ADAM = OptimizerSpec(name="adam", learning_rate=constant(0.1))
+BOTH = layout_of(
+    variable("w", (5,)), table("emb", (50, 3)), variable("b"), table("wide", (6,), DataType.FLOAT64, rows=(2, 6), optimizer=ADAM)
+)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("slices", [(2,), (0, 1, 3), (0, 1, 2, 3)])
+def test_a_follower_of_tables_has_their_rows_of_each_step(shard: Shard, encoding: FloatEncoding, slices: tuple[int, ...]) -> None:
+    trainer, rng = Trainer(shard, BOTH), np.random.default_rng(1)
+    trainer.create(1.0)
+    reader = Reader(shard, encoding, slices, BOTH)
+    for number in range(8):
+        if number not in (3, 4):  # several steps at once, too
+            reply = reader.bring()
+            assert reply.step == number
+            for place, index in enumerate(reader.copy.selection.of):
+                piece = BOTH.pieces[index]
+                content, is_encoded = reader.copy.selection.content_of(reader.copy.words, place)
+                found = decoded(content, piece, encoding if is_encoded else FloatEncoding.AS_IS)
+                expected = (
+                    trainer.rows(range(piece.stop - piece.start), position=index - 2)[1]
+                    if piece.variable.is_sparse
+                    else views(BOTH, trainer.read()[1])[piece.variable.name]
+                )
+                np.testing.assert_allclose(found.reshape(-1), np.asarray(expected).reshape(-1), rtol=2**-8 if is_encoded else 0)
+        rows = {0: (rng.choice(50, 4, replace=False).tolist(), float(rng.normal())), 1: ([number % 4], 1.0)}
+        header, _ = trainer.push_rows(step=number, rows=rows if number != 5 else {}, dense=trainer.arena(float(rng.normal())))
+        trainer.apply(header.push_id, step=number)
+
+
+def test_a_table_is_copied_whole_while_steps_change_it(shard: Shard) -> None:
+    """Rows of a step later or earlier than the dense variables would be noticed: each step adds the same to all that it touches."""
+    layout = layout_of(variable("w", (5,)), table("emb", (20_000, 8)))
+    trainer, rows = Trainer(shard, layout), [*range(0, 20_000, 40)]
+    trainer.create(0.0)
+    reader, is_over = Reader(shard, FloatEncoding.AS_IS, (0, 1), layout), threading.Event()
+
+    def train() -> None:
+        for number in range(60):
+            header, _ = trainer.push_rows(step=number, rows={0: (rows, 1.0)}, dense=trainer.arena(1.0))
+            trainer.apply(header.push_id, step=number)
+        is_over.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    steps = set()
+    while not is_over.is_set() or reader.copy.step != 60:
+        try:
+            steps.add(reader.bring().step)
+        except (StepGone, StepNotReady):
+            continue
+        dense, table_rows = (reader.copy.selection.content_of(reader.copy.words, place)[0].view(np.float32) for place in (0, 1))
+        np.testing.assert_array_equal(table_rows.reshape(-1, 8)[rows], dense[0])
+    thread.join()
+    assert reader.copy.step == 60
 
 
 def test_a_step_that_is_not_there_yet_is_waited_for(trainer: Trainer) -> None:

@@ -46,10 +46,10 @@ class ObjectCluster(Cluster):
         return self.chief
 
 
-def follower_of(cluster: LaunchedCluster, wire: str, names: Any = None) -> Follower:
+def follower_of(cluster: LaunchedCluster, wire: str, names: Any = None, tables: bool = False) -> Follower:
     """Returns a follower of a cluster of objects."""
     source = ClusterSource(*enter_locally(cluster))
-    return Follower(source, encoding=wire_format(wire).variable_encoding, parts=parts_of(names))
+    return Follower(source, encoding=wire_format(wire).variable_encoding, parts=parts_of(names), tables=tables)
 
 
 class ServedCluster(ServingCluster):

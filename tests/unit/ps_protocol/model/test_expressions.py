@@ -65,7 +65,7 @@ def _larger(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
         st.tuples(inner).map(_call("sqrt", np.sqrt)),
         st.tuples(inner).map(_call("exp", np.exp)),
         st.tuples(inner).map(_call("log", np.log)),
-        st.tuples(inner, inner, inner).map(_call("clip", lambda x, low, high: np.minimum(np.maximum(x, low), high))),
+        st.tuples(inner, inner, inner).map(_call("clip", lambda x, low, high: np.minimum(_plain(np.maximum(x, low)), high))),
         st.tuples(inner, inner, inner, inner).map(_compared),
         inner.map(_total("sum", np.sum)),
         inner.map(_total("norm", lambda x: np.sqrt(np.sum(np.square(x))))),

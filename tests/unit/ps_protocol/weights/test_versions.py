@@ -24,7 +24,7 @@ class Source:
 
     def __init__(self) -> None:
         self.held_bytes, self.now = 0, 0.0
-        self.versions = WeightVersions(LAYOUT, FloatEncoding.BFLOAT16, allocate=self._allocate, release=self._release)
+        self.versions = WeightVersions(Selection(LAYOUT, FloatEncoding.BFLOAT16), allocate=self._allocate, release=self._release)
         self.at: dict[int, Array] = {}
 
     def make(self, step: int, *, share: float = 0.02) -> None:

@@ -119,9 +119,9 @@ def test_a_reader_of_some_slices_gets_their_part_of_a_patch(encoding: FloatEncod
     after = changed(before, share=0.05)
     patch = difference(before, after, max_changed=before.size)
     assert patch is not None
-    held = part.taken_from(before).copy()
-    found = part.of_patch(patch)
-    np.testing.assert_array_equal(applied(held, found), part.taken_from(after))
+    held = part.taken_from(before, whole).copy()
+    found = part.of_patch(patch, whole)
+    np.testing.assert_array_equal(applied(held, found), part.taken_from(after, whole))
     np.testing.assert_array_equal(part.digests(applied(held, found)), whole.digests(after)[[whole.place(index) for index in part.of]])
 
 

@@ -42,7 +42,7 @@ def _step(table: Table, gradient: RowGradient, *, step: int) -> None:
     table._rule.begin(step)
     table.apply(gradient)
     table._rule.advance()
-    table.count_journal()
+    table.count_journals()
 
 
 ALL = np.arange(NUM_ROWS)
@@ -104,6 +104,29 @@ def test_two_steps_can_be_read_and_no_more(optimizer: str) -> None:
         if step > 5:
             with pytest.raises(StepGone, match=f"its rows of step {step - 1} were overwritten, the shard is at step {step + 1}"):
                 table.take(ALL, step=step - 1)
+
+
+def test_a_table_that_is_followed_can_be_taken_back_more_steps_until_half_of_it_has_changed() -> None:
+    table, copies = _table(step=0), []
+    table.is_followed = True
+    for step in range(12):
+        copies.append(table.values.copy())
+        _step(table, _gradient([step % NUM_ROWS]), step=step)
+    least = next(step for step in range(12) if _can_be_taken(table, step))
+    for step in range(least, 12):
+        np.testing.assert_array_equal(table.take(ALL, step=step), copies[step])
+    assert 1 < 12 - least <= NUM_ROWS // 2
+    table.is_followed = False
+    _step(table, _gradient([0]), step=12)
+    assert not _can_be_taken(table, 11)
+
+
+def _can_be_taken(table: Table, step: int) -> bool:
+    try:
+        table.take(ALL, step=step)
+    except StepGone:
+        return False
+    return True
 
 
 def test_step_without_a_gradient_can_be_read_as_the_one_before() -> None:
