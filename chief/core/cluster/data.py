@@ -126,14 +126,19 @@ class DataLeases:
         return tuple(spec.range(identity) for identity in granted)
 
     def compare(self, worker: int, incarnation: int, held: Collection[int], *, request_id: int) -> bool:
-        """Compares the ranges that a request names with those given to the one before: ranges unknown to the worker are free.
+        """Compares the ranges that a request names with those given to the one before, and with those that the worker said it had.
 
-        The one before was a late copy then, of a request that another chief had answered. Returns whether any is free again.
+        Ranges that the worker does not have are free: the one before was a late copy, of a request that another chief had answered; or
+        the worker said that it had them, and heard then from another chief that their contribution counts for nothing. Returns whether
+        any is free again.
         """
         last_incarnation, last_request, last = self._latest.get(worker, (0, -1, ()))
         if last_incarnation != incarnation or request_id <= last_request:
             return False
-        return self.give_back(worker, incarnation, [identity for identity in last if identity not in held])
+        said = self._said_by(worker, incarnation)
+        gone = {*last, *said}.difference(held)
+        said -= gone
+        return self.give_back(worker, incarnation, sorted(gone))
 
     def waits_no_more(self, worker: int, incarnation: int, *, request_id: int) -> None:
         """Notes that a request was answered without ranges. A late copy of it gets none, since its worker would not learn of them."""

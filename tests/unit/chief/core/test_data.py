@@ -127,6 +127,17 @@ def test_a_range_given_to_a_late_copy_of_a_request_goes_to_others_once_its_worke
     assert not leases.compare(0, 1, [own.id], request_id=3)
 
 
+def test_a_range_goes_to_others_once_its_worker_asks_without_it_for_more() -> None:
+    leases = DataLeases()
+    spec = DataSpec(name="d", num_samples=2, range_size=1, num_epochs=1)
+    leases.resume(DataMarks(data=spec, epoch=0, position=0, passes=()))
+    leases.hold(0, 1, [0, 1])  # then the chief before says that the contribution made from range 0 counts for nothing
+    assert not leases.compare(0, 1, [1], request_id=1)  # perhaps a late copy, made before the worker had range 0
+    leases.waits_no_more(0, 1, request_id=1)
+    assert leases.compare(0, 1, [1], request_id=2)
+    assert [given.id for given in leases.lease(1, 1, spec, max_ranges=2, request_id=1)] == [0]
+
+
 def test_other_data_than_the_clusters_is_refused() -> None:
     driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
