@@ -86,6 +86,8 @@ class ChiefNode:
         self._leads: dict[Era, Leads] = {}
         self._max_steps = config.max_steps
         self._rules, self._has_changed, self._version = oracle.rules, False, 0
+        # The era in which each version of the settings came to hold here.
+        self._held_since: dict[int, Era] = {}
         # The policies that were asked for and do not hold yet, as far as one knows, by the number of the request.
         self._wanted_policies: dict[int, PolicySpec] = {}
         # What it was asked to count, and had been when training was finished; the latest step that it has begun; and whether it may finish.
@@ -169,7 +171,8 @@ class ChiefNode:
             self._wanted_policies.pop(request.request_id, None)
             # Before there is a model, servers keep nothing: another chief begins with its own options.
             is_kept = self.coordinator.cluster.model.is_created
-            self._oracle.told_change(self._era, request.request_id, version=value.version, step=value.step, is_kept=is_kept)
+            era = self._held_since[value.version]  # it may be told again in a later one, where another holds
+            self._oracle.told_change(era, request.request_id, version=value.version, step=value.step, is_kept=is_kept)
         elif isinstance(value, SavedCheckpoint) and value.tag:
             self._oracle.told_saved(self._era, value.tag, value.step)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:
@@ -228,7 +231,9 @@ class ChiefNode:
             self._oracle.asked_to_change(request.request_id, rate.arguments["value"])
 
     def _look_which_policy_holds(self) -> None:
-        spec, self._version = self.coordinator.cluster.policy.spec, self.coordinator.cluster.settings.version_that_holds
+        spec, version = self.coordinator.cluster.policy.spec, self.coordinator.cluster.settings.version_that_holds
+        self._held_since |= dict.fromkeys(range(self._version + 1, version + 1), self._era)
+        self._version = version
         if spec != self._rules.spec:
             self._world.seen["another policy holds"] += 1
             self._has_changed = True
