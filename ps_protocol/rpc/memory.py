@@ -257,7 +257,8 @@ class SharedMemory:
                 return reply
             has_arena = len(header.absent) < max(1, self._num_slices) and not is_encoded
             if has_arena and gradients.nbytes >= self.arena_bytes and self._is_mine(header):
-                buffer = self._buffers.for_pieces(gradients.pieces) or self._free_buffer()
+                buffers = self._buffers
+                buffer = buffers.of(header.push_id) or buffers.for_pieces(gradients.pieces) or self._free_buffer()
                 if buffer is not None:
                     # Perhaps a buffer was all that was missing.
                     return self._push(header, gradients) or self._push_beside(buffer, send, header, gradients)
@@ -273,9 +274,6 @@ class SharedMemory:
             return None
         if header.refused and self._buffers.release(header.refused):
             return None
-        reply = self._buffers.known(header)
-        if reply is not None:
-            return reply
         if gradients.nbytes != self.arena_bytes or not self._buffers.can_commit(header):
             return None
         buffer = self._buffers.for_pieces(gradients.pieces)
@@ -289,8 +287,7 @@ class SharedMemory:
     def _push_beside(self, buffer: GradientBuffer, send: Send, header: PushHeader, gradients: Segments) -> PushReply:
         """The arena lies in the buffer; only the rest travels."""
         arena, rest = cut(gradients.pieces, self.arena_bytes)
-        buffer.fill(arena)
-        is_repeated = self._buffers.begin_call(buffer, header)
+        is_repeated = self._buffers.begin_call(buffer, arena, header)
         told = dataclasses.replace(header, gradient_buffer=buffer.index, refused=self._buffers.release(header.refused))
         reply = send(told, Segments(rest))
         self._buffers.end_call(buffer, header, reply.result, is_repeated=is_repeated)

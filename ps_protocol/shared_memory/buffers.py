@@ -1,4 +1,4 @@
-"""A worker's buffers for gradients: the free ones, the contribution in each, and its outcome. Knows memory and numbers; no lock, no RPC."""
+"""A worker's buffers for gradients: the free ones, and the contribution in each. Knows memory and numbers; no lock, no RPC."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,6 @@ from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import PushHeader, PushReply, PushResult
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import PushMode, Words
-
-# As many as a shard remembers of one worker.
-_OUTCOMES_KEPT = 64
 
 
 @light_dataclass(slots=True, eq=False)
@@ -41,7 +38,6 @@ class GradientBuffers:
         self._buffers: list[GradientBuffer] = []
         self._current: GradientBuffer | None = None
         self._kept: GradientBuffer | None = None
-        self._outcomes: dict[int, tuple[int, PushResult]] = {}
         self._last_sequence = 0
 
     def __len__(self) -> int:
@@ -103,21 +99,9 @@ class GradientBuffers:
             return self.kept() or self.free()
         return self.free()
 
-    def known(self, header: PushHeader) -> PushReply | None:
-        """Returns the outcome of a contribution, if it is known without its bytes: a repetition, or its step is over."""
-        sequence, step, board = header.push_id.sequence, header.step, self._board
-        if sequence <= self._last_sequence and sequence in self._outcomes:
-            first_step, result = self._outcomes[sequence]
-            if first_step != step:
-                # The shard says what is wrong.
-                return None
-            self._count(at.NUM_DUPLICATES)
-            return PushReply(result=PushResult.STALE if result is PushResult.STALE else PushResult.DUPLICATE, step=board[at.OPEN_STEP])
-        if board[at.MODE] == PushMode.OPEN_STEP_ONLY and step < (open_step := board[at.OPEN_STEP]) and sequence > self._last_sequence:
-            self._count(at.NUM_STALE)
-            self._remember(header, PushResult.STALE)
-            return PushReply(result=PushResult.STALE, step=open_step)
-        return None
+    def of(self, push_id: PushId) -> GradientBuffer | None:
+        """Returns the buffer that a contribution has been in, and no later one; None if there is none."""
+        return next((buffer for buffer in self._buffers if buffer.sequence == push_id.sequence), None)
 
     def can_commit(self, header: PushHeader) -> bool:
         """Whether the shard takes this contribution from a buffer without being called, and it is a new one."""
@@ -131,40 +115,43 @@ class GradientBuffers:
         words[at.OF_STEP], words[at.OF_EPOCH] = header.step, header.era.epoch
         words[at.NUM_PUSHES] += 1
         words[at.SEQUENCE] = sequence
-        self._use(buffer, header, PushResult.STAGED)
+        self._use(buffer, header)
         return PushReply(result=PushResult.STAGED, step=self._board[at.OPEN_STEP])
 
-    def begin_call(self, buffer: GradientBuffer, header: PushHeader) -> bool:
-        """Notes that a call about the contribution in the buffer begins; returns whether an earlier call may have reached the shard."""
+    def begin_call(self, buffer: GradientBuffer, arena: Sequence[Array], header: PushHeader) -> bool:
+        """Fills the buffer for a call about its contribution; returns whether an earlier call may have reached the shard.
+
+        A contribution that the shard may be using already is not written again.
+        """
         is_repeated = buffer.sequence == header.push_id.sequence
+        if not (is_repeated and self._is_busy(buffer)):
+            buffer.fill(arena)
         buffer.sequence, buffer.step = header.push_id.sequence, header.step
         self.pass_over(header)
         return is_repeated
 
     def pass_over(self, header: PushHeader) -> None:
-        """Notes that this contribution goes to the shard by a call: from now on only the shard knows whether it is a repetition."""
+        """Notes that this contribution goes to the shard by a call, as every repetition of it does: only the shard knows its outcome."""
         self._last_sequence = max(self._last_sequence, header.push_id.sequence)
 
     def end_call(self, buffer: GradientBuffer, header: PushHeader, result: PushResult, *, is_repeated: bool) -> None:
         """Notes the shard's answer: whether it holds the buffer now."""
         if result is PushResult.STAGED or (result is PushResult.DUPLICATE and is_repeated):
-            self._use(buffer, header, PushResult.STAGED)
-        else:
-            self._remember(header, result)
+            self._use(buffer, header)
 
     def release(self, sequences: Sequence[int]) -> tuple[int, ...]:
         """Frees the buffers of contributions that will never be applied; returns those of `sequences` that the shard has to free itself.
 
         It holds the contributions that reached it by a call.
         """
-        mine = {buffer.sequence: buffer for buffer in self._buffers if buffer.is_busy}
+        mine = {buffer.sequence: buffer for buffer in self._buffers}
         told = []
         for sequence in sequences:
             buffer = mine.get(sequence)
-            if buffer is not None and buffer.words[at.SEQUENCE] == sequence:
+            if buffer is not None and buffer.is_busy and buffer.words[at.SEQUENCE] == sequence:
                 buffer.words[at.SEQUENCE] = 0
                 buffer.is_busy = False
-            elif buffer is not None or sequence not in self._outcomes:
+            elif buffer is None or buffer.is_busy:
                 told.append(sequence)
         return tuple(told)
 
@@ -175,21 +162,11 @@ class GradientBuffers:
             buffer.is_busy = not (is_over or (board[at.MODE] == PushMode.OPEN_STEP_ONLY and board[at.OPEN_STEP] > buffer.step))
         return buffer.is_busy
 
-    def _use(self, buffer: GradientBuffer, header: PushHeader, result: PushResult) -> None:
+    def _use(self, buffer: GradientBuffer, header: PushHeader) -> None:
         buffer.sequence, buffer.step, buffer.is_busy = header.push_id.sequence, header.step, True
         if self._current is buffer:
             self._current = None
-        self._remember(header, result)
-
-    def _remember(self, header: PushHeader, result: PushResult) -> None:
-        self._outcomes[header.push_id.sequence] = header.step, result
         self.pass_over(header)
-        if len(self._outcomes) > _OUTCOMES_KEPT:
-            del self._outcomes[next(iter(self._outcomes))]
-
-    def _count(self, position: int) -> None:
-        if self._buffers:
-            self._buffers[0].words[position] += 1
 
 
 def cut(pieces: Sequence[Array], nbytes: int) -> tuple[list[Array], list[Array]]:

@@ -16,7 +16,7 @@ from ps_protocol.errors import TooManyPushes
 # for what (WORKER to OF_EPOCH), and the sequence of the push last: from then on the contribution is whole. The shard copies each number
 # once and believes none: a contribution that does not have the very id, step and epoch that the chief names is not there. DONE is the
 # shard's: the last sequence in this buffer that it has applied or dropped; CLOSED is not 0 once it looks here no more for what comes anew:
-# the worker sees that sooner than it hears that the sharing has ended. The three counts are what the worker did without a call.
+# the worker sees that sooner than it hears that the sharing has ended. NUM_PUSHES is how often the worker made one whole.
 
 HEADER_BYTES = 4096
 
@@ -43,7 +43,7 @@ ARENA_AT = (16, 24)
 VERSION, STEP = range(2)
 
 # Of a buffer: what its worker writes. No two writers share a cache line.
-SEQUENCE, WORKER, INCARNATION, OF_STEP, OF_EPOCH, NUM_PUSHES, NUM_STALE, NUM_DUPLICATES = range(8, 16)
+SEQUENCE, WORKER, INCARNATION, OF_STEP, OF_EPOCH, NUM_PUSHES = range(8, 14)
 
 # Of a buffer: what the shard writes.
 DONE, CLOSED = range(16, 18)

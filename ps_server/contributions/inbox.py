@@ -18,7 +18,6 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import check_name
 from ps_protocol.roles.contribution import PushId, named_contributions
 from ps_protocol.roles.shard import MAX_METRICS, AppliedPush, Metric, MetricCell, PushHeader, PushReply, PushResult, WorkerPushes
-from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import too_many_pushes
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from ps_server.contributions.staging import StagedGradients, StagingMemory
@@ -241,9 +240,9 @@ class Inbox:
         self.wants_checksums = False
         self.metrics = MetricCells()
         self.push_ids = PushIds()
+        # Those that came too late, and those that came again.
+        self.num_stale = self.num_duplicates = 0
         self._num_pushes = 0
-        self._num_stale = 0
-        self._num_duplicates = 0
         self._staging = staging
         self._open: set[Contribution] = set()
         self._staged: dict[PushId, Contribution] = {}
@@ -264,17 +263,7 @@ class Inbox:
     @property
     def num_pushes(self) -> int:
         """Contributions that were staged or applied."""
-        return self._num_pushes + self._shared.total(at.NUM_PUSHES)
-
-    @property
-    def num_stale(self) -> int:
-        """Contributions that came too late."""
-        return self._num_stale + self._shared.total(at.NUM_STALE)
-
-    @property
-    def num_duplicates(self) -> int:
-        """Contributions that came again."""
-        return self._num_duplicates + self._shared.total(at.NUM_DUPLICATES)
+        return self._num_pushes + self._shared.num_pushes
 
     def claim(self, *, worker: int, incarnation: int) -> None:
         """Notes an incarnation that will push through shared memory. Raises Superseded if a later one has pushed."""
@@ -477,7 +466,7 @@ class Inbox:
         first_step, first_result = first
         if first_step is not None:
             check_same_step(push_id, first_step=first_step, step=step)
-        self._num_duplicates += 1
+        self.num_duplicates += 1
         return PushResult.STALE if first_result is PushResult.STALE else PushResult.DUPLICATE
 
     def _displace(self, push_id: PushId) -> None:
@@ -544,7 +533,7 @@ class Inbox:
         self._shared.discard(push_id)
 
     def _stale(self, contribution: Contribution, current_step: int) -> PushReply:
-        self._num_stale += 1
+        self.num_stale += 1
         self._remember(contribution, PushResult.STALE)
         return PushReply(result=PushResult.STALE, step=current_step)
 

@@ -16,8 +16,8 @@ from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import Words
 from ps_server.contributions.staging import StagedGradients
 
-# A worker's counts are only added up; beyond this they are nonsense.
-_MAX_COUNT = 1 << 53
+# A worker's count is only added up; beyond this it is nonsense.
+_MAX_PUSHES = 1 << 53
 # A worker reads in its buffer that it is closed; until then it can contribute to the open step and the next one at most.
 _STEPS_OF_THE_LOST = 2
 
@@ -43,10 +43,11 @@ class SharedBuffer:
             return None
         return sequence, step
 
-    def count(self, position: int) -> int:
-        """Returns one of the worker's counts."""
-        count = int(self.words[position])
-        return count if count <= _MAX_COUNT else 0
+    @property
+    def num_pushes(self) -> int:
+        """How many contributions the worker has made whole here, by its own count."""
+        count = int(self.words[at.NUM_PUSHES])
+        return count if count <= _MAX_PUSHES else 0
 
 
 class SharedBuffers:
@@ -58,8 +59,8 @@ class SharedBuffers:
         self._orphans: list[SharedBuffer] = []
         self._open_step = 0
         self._accepts_any_step = False
-        # The counters of workers that have left.
-        self._counted = dict.fromkeys((at.NUM_PUSHES, at.NUM_STALE, at.NUM_DUPLICATES), 0)
+        # In buffers that were released.
+        self._num_pushes = 0
 
     def __iter__(self) -> Iterator[SharedBuffer]:
         for buffers in self._of.values():
@@ -71,9 +72,10 @@ class SharedBuffers:
         """Contributions that are whole and wait for their step."""
         return sum(self._is_waiting(buffer) for buffer in self)
 
-    def total(self, position: int) -> int:
-        """Returns the sum of all workers' counters."""
-        return self._counted[position] + sum(buffer.count(position) for buffer in self)
+    @property
+    def num_pushes(self) -> int:
+        """Contributions that workers have made whole."""
+        return self._num_pushes + sum(buffer.num_pushes for buffer in self)
 
     def num_waiting(self, push_id: PushId, *, but: int | None = None) -> int:
         """Returns how many contributions of the worker that pushes wait here, not counting those in its buffer `but`."""
@@ -175,6 +177,5 @@ class SharedBuffers:
         gone = [buffer for buffer in self._orphans if buffer not in kept]
         self._orphans = kept
         for buffer in gone:
-            for position in self._counted:
-                self._counted[position] += buffer.count(position)
+            self._num_pushes += buffer.num_pushes
             self._release(buffer)

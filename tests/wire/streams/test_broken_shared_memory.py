@@ -216,7 +216,7 @@ def test_a_worker_that_overwrites_its_buffer_all_the_time_harms_no_other() -> No
                 chance, noise = random.Random(0), np.random.default_rng(0)
                 while not is_over.is_set():
                     for buffer in buffers:
-                        for position in (*range(words.SEQUENCE, words.NUM_DUPLICATES + 1), words.DONE, words.CLOSED):
+                        for position in (*range(words.SEQUENCE, words.NUM_PUSHES + 1), words.DONE, words.CLOSED):
                             buffer.words[position] = chance.choice([0, 1, 2, EPOCH, chance.getrandbits(64), (1 << 64) - 1])
                         buffer.memory[:] = noise.integers(0, 256, buffer.memory.size, np.uint8)
 

@@ -29,7 +29,8 @@ class _Sharing:
             self.slots.append(SharedBuffer(memory, words, worker=0, incarnation=incarnation, epoch=EPOCH))
             self.worker.add(memory, words)
         shard.shared.advance(STEP, accepts_any_step=False)
-        shard.shared.add(self.slots)
+        shard.inbox.claim(worker=0, incarnation=incarnation)
+        shard.inbox.share(self.slots)
 
     def header(self, sequence: int, *, step: int = STEP, epoch: int = EPOCH) -> PushHeader:
         return PushHeader(era=era(epoch), push_id=push_id(0, sequence=sequence), step=step, layout_hash=LAYOUT.hash)
@@ -37,9 +38,6 @@ class _Sharing:
     def push(self, sequence: int, *, value: int = 1, epoch: int = EPOCH) -> PushResult | None:
         """What the worker does without a call; None if it needs one."""
         header = self.header(sequence, epoch=epoch)
-        known = self.worker.known(header)
-        if known is not None:
-            return known.result
         slot = self.worker.free()
         if slot is None or not self.worker.can_commit(header):
             return None
@@ -91,7 +89,7 @@ def test_a_slot_header_full_of_ones_is_ignored(shard: StagingShard) -> None:
         sharing.slots[0].words[position] = at.NO_STEP
     assert shard.push(1) is PushResult.STAGED
     assert shard.values(push_id(1)) == [1]
-    assert shard.shared.total(at.NUM_PUSHES) == 0
+    assert shard.inbox.num_pushes == 1
 
 
 def test_slot_is_free_again_once_it_is_applied(shard: StagingShard) -> None:
@@ -127,21 +125,36 @@ def test_slot_of_a_refused_contribution_is_free(shard: StagingShard) -> None:
     assert sharing.push(2) is PushResult.STAGED
 
 
-def test_a_repeated_push_in_shared_memory_is_recognised_without_a_call(shard: StagingShard) -> None:
-    sharing = _Sharing(shard)
+def test_an_unneeded_contribution_is_told_to_the_shard_only_if_it_holds_it(shard: StagingShard) -> None:
+    sharing = _Sharing(shard, num_buffers=2)
     sharing.push(1)
-    assert sharing.push(1) is PushResult.DUPLICATE
-    sharing.apply(1)
-    assert sharing.push(1) is PushResult.DUPLICATE
-    assert (shard.shared.total(at.NUM_PUSHES), shard.shared.total(at.NUM_DUPLICATES)) == (1, 2)
+    buffer = sharing.worker.free()
+    assert buffer is not None
+    sharing.worker.begin_call(buffer, (), sharing.header(2))
+    sharing.worker.end_call(buffer, sharing.header(2), PushResult.STAGED, is_repeated=False)
+    assert sharing.worker.release([1, 2, 3]) == (2, 3)
+    sharing.board[at.OPEN_STEP] = STEP + 1
+    assert sharing.worker.num_busy == 0
+    assert sharing.worker.release([1, 2]) == ()
+
+
+def test_a_repeated_contribution_is_not_written_again(shard: StagingShard) -> None:
+    sharing = _Sharing(shard)
+    sharing.push(1, value=7)
+    buffer = sharing.worker.of(push_id(0, sequence=1))
+    assert buffer is not None
+    assert sharing.worker.begin_call(buffer, (np.full(NBYTES, 9, np.uint8),), sharing.header(1))
+    assert shard.values(push_id(0, sequence=1)) == [7]
 
 
 def test_a_push_in_shared_memory_that_is_repeated_by_a_call_is_recognised(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     sharing.push(1)
+    assert sharing.push(1) is None
     assert shard.open(0, sequence=1).outcome is not None
     sharing.apply(1)
     assert shard.open(0, sequence=1, step=STEP).outcome is not None
+    assert (shard.inbox.num_pushes, shard.inbox.num_duplicates) == (1, 2)
 
 
 def test_pushes_in_memory_and_by_call_share_one_limit(shard: StagingShard) -> None:
@@ -161,7 +174,6 @@ def test_a_complete_contribution_of_a_lost_worker_is_applied(shard: StagingShard
     assert shard.values(push_id(0, sequence=1)) == [9]
     sharing.apply(1)
     assert shard.released == sharing.slots
-    assert shard.shared.total(at.NUM_PUSHES) == 1
 
 
 def test_the_slots_of_a_lost_worker_are_released_when_their_step_is_over(shard: StagingShard) -> None:
