@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.chaos import publisher, script
 from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
+from tests.support.processes.processes import end_of, speaking
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 from worker_client.following.sources import Version
@@ -25,13 +27,14 @@ pytestmark = pytest.mark.timeout(150)
 NUM_STEPS = 60
 # From the first step that is made again to when a follower has it.
 RESUME_S = 2.0
+Storing = Callable[[Cluster], "subprocess.Popen[str]"]
 
 
 class Watching:
     """A follower whose program takes each step that it can, and checks it against a run without a fault."""
 
-    def __init__(self, chief_address: str, expected: dict[int, script.Values]) -> None:
-        self.weights = worker_client.follow(chief_address, timeout_s=20)
+    def __init__(self, place: str | Path, expected: dict[int, script.Values]) -> None:
+        self.weights = worker_client.follow(place, timeout_s=20, interval_s=0.02)
         self.taken: list[tuple[float, Version]] = []
         self.wrong: list[str] = []
         self._expected = expected
@@ -79,12 +82,12 @@ def expected() -> dict[int, script.Values]:
 
 
 @pytest.fixture
-def follow(stack: ExitStack, expected: dict[int, script.Values]) -> Iterator[Callable[[Cluster], Watching]]:
-    """Starts a follower that is checked, and closed, at the end."""
+def follow(stack: ExitStack, expected: dict[int, script.Values]) -> Iterator[Callable[[Cluster | Path], Watching]]:
+    """Starts a follower of a cluster, or of a store, that is checked, and closed, at the end."""
     found: list[Watching] = []
 
-    def begin(cluster: Cluster) -> Watching:
-        watching = Watching(cluster.chief_address, expected)
+    def begin(followed: Cluster | Path) -> Watching:
+        watching = Watching(followed.chief_address if isinstance(followed, Cluster) else followed, expected)
         found.append(watching)
         stack.callback(watching.close)
         return watching
@@ -195,8 +198,57 @@ def test_connections_of_a_follower_that_break_again_and_again_cost_it_nothing(
     await_step(watching, 20)
 
 
+@pytest.fixture
+def store(stack: ExitStack, tmp_path: Path) -> Storing:
+    """Starts `lockstep store`, which writes to the test's directory."""
+
+    def begin(cluster: Cluster) -> "subprocess.Popen[str]":
+        words = ["-m", "lockstep", "store", "--chief", cluster.chief_address, "--to", tmp_path / "weights", "--anchor-steps", "5"]
+        return stack.enter_context(speaking(*words))
+
+    return begin
+
+
+@pytest.mark.shows("F39")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reader_of_a_store_sees_no_wrong_bit_and_has_the_last_step(
+    start: Started,
+    follow: Callable[[Cluster | Path], Watching],
+    store: Callable[[Cluster], "subprocess.Popen[str]"],
+    fault: str,
+    tmp_path: Path,
+) -> None:
+    cluster = start(Plan(max_steps=NUM_STEPS))
+    cluster.await_step(2)
+    keeping, watching = store(cluster), follow(tmp_path / "weights")
+    await_step(watching, 12)
+    FAULTS[fault](cluster)
+    await_step(watching, NUM_STEPS)
+    cluster.await_end()
+    assert keeping.wait(30) == 0, end_of(keeping)
+
+
+@pytest.mark.shows("F39")
+def test_a_store_whose_writer_is_stopped_and_killed_shows_no_wrong_bit_and_goes_on(
+    start: Started, follow: Callable[[Cluster | Path], Watching], store: Storing, tmp_path: Path
+) -> None:
+    cluster = start(Plan(max_steps=NUM_STEPS, pace_s=0.3))
+    cluster.await_step(2)
+    keeping, watching = store(cluster), follow(tmp_path / "weights")
+    await_step(watching, 5)
+    keeping.send_signal(signal.SIGSTOP)
+    wait_until(lambda: time.monotonic() > watching.taken[-1][0] + 3, timeout_s=30, what="the reader stands still")
+    keeping.send_signal(signal.SIGCONT)
+    await_step(watching, cluster.reached())
+    keeping.kill()
+    keeping.wait()
+    store(cluster)
+    await_step(watching, NUM_STEPS)
+    cluster.await_end()
+
+
 @pytest.mark.parametrize("name", ["worker 0", "ps 1", "chief"])
-def test_what_is_published_is_shown_whole_whoever_is_killed(start: Started, name: str) -> None:
+def test_what_is_published_is_shown_whole_when_a_process_is_killed(start: Started, name: str) -> None:
     """A number among the values says what the others are, so that a mixture would show."""
     plan = Plan(program=("-m", "tests.chaos.publisher"), num_workers=1, max_steps=ENDLESS, checkpoint_steps=5)
     cluster = start(plan)
