@@ -14,7 +14,7 @@ from lockstep.torch.following import ModuleFollower, follow
 
 
 class LockstepWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc]  # TorchRL may not be installed where types are checked
-    """The receiving side of a scheme whose sender is a cluster: whoever trains or publishes there.
+    """The receiving side of a scheme whose sender is a cluster.
 
     `max_lag`: how many steps the policy may be behind at `receive()`; None: any. The other arguments are those of
     `lockstep.torch.follow()`. A collector of several processes swaps weights while its policy runs, and is refused: give each process a

@@ -2,8 +2,8 @@
 
 LLM(model=…, weight_transfer_config=WeightTransferConfig(backend="lockstep"))
 
-As the interface is in vLLM 0.25 to 0.33. The trainer is whoever trains or publishes in the cluster, so nothing has to be sent to vLLM but
-the calls `init_weight_transfer_engine`, `start_weight_update`, `update_weights`, `finish_weight_update`, with the fields below.
+As the interface is in vLLM 0.25 to 0.33. The workers follow the cluster themselves, so a trainer sends vLLM nothing but the calls
+`init_weight_transfer_engine`, `start_weight_update`, `update_weights`, `finish_weight_update`, with the fields below.
 """
 
 from dataclasses import dataclass

@@ -102,7 +102,7 @@ class CheckpointStorage(Protocol):
         """Removes what an attempt left that was never committed, or what a removal left. Does nothing if there is nothing."""
 
     def put(self, name: str, content: bytes) -> None:
-        """Replaces a small file of the place itself, beside all tags: whoever gets it has the old or the new content.
+        """Replaces a small file of the place itself, beside all tags; a reader gets the old or the new content.
 
         It is on stable storage when this returns. Raises StorageFull.
         """

@@ -28,7 +28,7 @@ _ALWAYS = {
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 # No control character: a line break in a header would begin another one.
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*\Z")
-# By the gRPC status that the error has elsewhere. Whoever may look is answered; anything else is a defect.
+# By the gRPC status that the error has elsewhere. A caller that may look is answered; anything else is a defect.
 _STATUSES = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403}
 
 

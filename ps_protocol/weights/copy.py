@@ -130,7 +130,7 @@ class WeightCopy:
             update.mended[place] = part
 
     def forget(self) -> None:
-        """Holds nothing any more, so that all of it is fetched again; `words` stay for whoever shows them still."""
+        """Holds nothing any more, so that all of it is fetched again. `words` stay: a program may still be shown them."""
         self.step = None
 
 

@@ -1,4 +1,4 @@
-"""Following the weights: whole steps of the dense variables, as they are made, for whoever generates, evaluates or serves.
+"""Following the weights: whole steps, as they are made, for programs that generate, evaluate or serve.
 
 `follower`: what a program has, and the thread that fetches. `sources`: where weights come from. `follow`: from an address to a follower.
 `publisher`: weights of a program that trains by other means. In a store, files stand between a cluster and its followers: `keeper` writes

@@ -1,4 +1,4 @@
-"""A follower of the weights: whole steps, as they are made, for whoever generates or serves."""
+"""A follower of the weights: whole steps, as they are made, for programs that generate or serve."""
 
 import logging
 from collections.abc import Callable
