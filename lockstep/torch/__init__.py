@@ -12,7 +12,8 @@ for x, y in optimizer.batches(dataset, batch_size=32):
 
 `optimizer` has that class, `model` makes variables of a module's parameters, `recognition` turns a torch optimizer into one for the
 servers, `tensors` copies between tensors and arrays, `embedding` has modules whose weights are tables on the servers, `data` distributes a
-data set over the workers, `saving` writes a state_dict, `following` keeps a module at the newest weights of a training elsewhere.
+data set over the workers, `diloco` has workers step by themselves in between, `saving` writes a state_dict, `following` keeps a module at
+the newest weights of a training elsewhere.
 In programs of others, `transformers` publishes a Trainer's weights, and `torchrl` and `vllm` follow.
 """
 
@@ -22,9 +23,10 @@ except ImportError as error:
     raise ImportError("lockstep.torch needs PyTorch: pip install 'lockstep-ps[torch]'") from error
 
 from lockstep.torch.data import Sampler
+from lockstep.torch.diloco import DiLoCo
 from lockstep.torch.embedding import Embedding, EmbeddingBag
 from lockstep.torch.following import ModuleFollower, follow
 from lockstep.torch.optimizer import Optimizer
 from lockstep.torch.saving import save_model
 
-__all__ = ["Embedding", "EmbeddingBag", "ModuleFollower", "Optimizer", "Sampler", "follow", "save_model"]
+__all__ = ["DiLoCo", "Embedding", "EmbeddingBag", "ModuleFollower", "Optimizer", "Sampler", "follow", "save_model"]

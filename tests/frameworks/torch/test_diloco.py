@@ -1,0 +1,169 @@
+"""DiLoCo computes what its paper says, with any number of workers, and loses nothing that was contributed."""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-frameworks` has it")
+nn = torch.nn
+
+import lockstep
+import lockstep.torch as lt
+from lockstep.in_process import InProcessCluster
+from tests.frameworks.torch.test_optimizer import distance, made, stepped
+
+RATE, MOMENTUM = 0.5, 0.8
+OUTER = lockstep.momentum(RATE, MOMENTUM, use_nesterov=True)
+
+
+def inner_of(model: Any) -> Any:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def reference(*, num_workers: int, sync_every: int, num_outer: int) -> Any:
+    """Algorithm 1 of the paper, with torch's own outer optimizer."""
+    anchor = made()
+    outer = torch.optim.SGD(anchor.parameters(), lr=RATE, momentum=MOMENTUM, nesterov=True)
+    workers = [made() for _ in range(num_workers)]
+    inners = [inner_of(model) for model in workers]
+    for round_ in range(num_outer):
+        for index, (model, inner) in enumerate(zip(workers, inners, strict=True)):
+            model.load_state_dict(anchor.state_dict())
+            for step in range(sync_every):
+                stepped(model, inner, batch(index, num_workers, round_ * sync_every + step))
+        for position, parameter in enumerate(anchor.parameters()):
+            deltas = [parameter.detach() - [*model.parameters()][position].detach() for model in workers]
+            parameter.grad = sum(deltas) / num_workers
+        outer.step()
+    return anchor
+
+
+def batch(index: int, num_workers: int, step: int) -> int:
+    return (step * num_workers + index) % 100
+
+
+@pytest.mark.parametrize(("num_workers", "sync_every"), [(1, 1), (1, 5), (2, 4), (3, 7)])
+def test_it_computes_what_the_paper_says(num_workers: int, sync_every: int) -> None:
+    cluster = InProcessCluster(num_ps=2, replicas_to_aggregate=num_workers, total_num_replicas=num_workers)
+    found: list[Any] = [None] * num_workers
+
+    def work(index: int) -> None:
+        model = made()
+        inner = inner_of(model)
+        with (
+            lockstep.local(cluster, worker_index=index) as session,
+            lt.DiLoCo(session, model, inner, sync_every=sync_every, outer=OUTER) as loop,
+        ):
+            for step in range(3 * sync_every):
+                stepped(model, inner, batch(index, num_workers, step))
+            assert (loop.outer.global_step, loop.num_inner_steps) == (3, 3 * sync_every)
+            found[index] = model
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(num_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    expected = reference(num_workers=num_workers, sync_every=sync_every, num_outer=3)
+    for model in found:
+        assert distance(model, expected) < 1e-5
+        assert distance(model, found[0]) == 0
+
+
+def test_with_a_rate_of_one_the_mean_of_the_parameters_is_what_comes_out() -> None:
+    mine, theirs = made(), made()
+    inner = inner_of(mine)
+    with lockstep.local() as session, lt.DiLoCo(session, mine, inner, sync_every=4, outer=lockstep.sgd(1.0)):
+        for step in range(12):
+            stepped(mine, inner, step)
+    plain = inner_of(theirs)
+    for step in range(12):
+        stepped(theirs, plain, step)
+    assert distance(mine, theirs) < 1e-5
+
+
+def test_inner_steps_that_were_not_contributed_are_told_and_sync_contributes_them(caplog: pytest.LogCaptureFixture) -> None:
+    model = made()
+    inner = inner_of(model)
+    with lockstep.local() as session:
+        with lt.DiLoCo(session, model, inner, sync_every=10) as loop:
+            for step in range(13):
+                stepped(model, inner, step)
+            loop.sync()
+            assert loop.outer.global_step == 2
+            stepped(model, inner, 13)
+        assert "1 inner steps since outer step 2 were not contributed: call sync() before the end" in caplog.text
+        stepped(model, inner, 14)
+        assert session.local_step == 2
+
+
+def test_an_exception_contributes_nothing_and_the_gradient_is_the_programs_own() -> None:
+    model = made()
+    inner = inner_of(model)
+    cluster = InProcessCluster()
+    with lockstep.local(cluster) as session, pytest.raises(ZeroDivisionError), lt.DiLoCo(session, model, inner, sync_every=2):
+        stepped(model, inner, 0)
+        before = model[0].weight.grad
+        stepped(model, inner, 1)
+        assert model[0].weight.grad is not None
+        assert before is not None
+        stepped(model, inner, 2)
+        raise ZeroDivisionError
+    with lockstep.observe_local(cluster) as observer:
+        assert observer.status().global_step == 1
+
+
+def test_a_worker_that_is_started_again_goes_on_with_its_inner_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lockstep.torch")
+    whole, cluster = made(), InProcessCluster()
+    inner = inner_of(whole)
+    with lockstep.local() as session, lt.DiLoCo(session, whole, inner, sync_every=3, outer=OUTER):
+        for step in range(12):
+            stepped(whole, inner, step)
+    for begin in (0, 6):
+        model = made()
+        inner = inner_of(model)
+        with lockstep.local(cluster) as session, lt.DiLoCo(session, model, inner, sync_every=3, outer=OUTER, inner_state_dir=tmp_path):
+            for step in range(begin, begin + 6):
+                stepped(model, inner, step)
+    assert "goes on with its state of outer step 2, at outer step 2" in caplog.text
+    assert distance(model, whole) == 0
+    model = made()
+    with lockstep.local(cluster) as session, lt.DiLoCo(session, model, inner_of(model), sync_every=3, outer=OUTER):
+        assert "the inner optimizer begins anew at outer step 4" in caplog.text
+
+
+def test_what_is_lossy_on_the_wire_is_the_anchor_as_it_was_decoded() -> None:
+    model = made()
+    inner = inner_of(model)
+    with lockstep.local(wire="bfloat16") as session, lt.DiLoCo(session, model, inner, sync_every=2, outer=OUTER) as loop:
+        for step in range(6):
+            stepped(model, inner, step)
+        read = session.read()
+        for name, parameter in model.named_parameters():
+            np.testing.assert_array_equal(parameter.detach().numpy(), read[name])
+        assert loop.outer.last_push is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"sync_every": 0}, ValueError, "sync_every: got 0"),
+        ({"sync_every": True}, ValueError, "sync_every: got True"),
+        ({"inner": "adam"}, TypeError, "inner: got a str, want an optimizer of torch"),
+    ],
+)
+def test_misuse_is_said(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    model = made()
+    with lockstep.local() as session, pytest.raises(error, match=words):
+        lt.DiLoCo(session, model, **{"inner": inner_of(model), "sync_every": 2, **change})
+
+
+def test_a_table_is_refused() -> None:
+    model = nn.Sequential(lt.Embedding(10, 3), nn.Linear(3, 1))
+    with lockstep.local() as session, pytest.raises(TypeError, match=r"'0.weight' is a table on the servers"):
+        lt.DiLoCo(session, model, torch.optim.SGD(model.parameters(), lr=0.1), sync_every=2)
