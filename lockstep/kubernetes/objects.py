@@ -36,7 +36,10 @@ def objects_of(spec: KubernetesSpec) -> list[Object]:
     claims = [_object(spec, "v1", "PersistentVolumeClaim", spec.checkpoint_claim, storage)] if spec.checkpoint_size else []
     certificates = [_certificate(spec, role) for role in ("ps", "chief")] if spec.cert_manager else []
     workers = _object(spec, "batch/v1", "Job", f"{spec.name}-worker", _job(spec, "worker"))
-    roles = [_jobset(spec)] if spec.is_jobset else [*_stateful_set(spec, "ps"), *_stateful_set(spec, "chief"), workers]
+    if spec.is_jobset:
+        roles = _train_job(spec) if spec.kind == "trainjob" else [_jobset(spec)]
+    else:
+        roles = [*_stateful_set(spec, "ps"), *_stateful_set(spec, "chief"), workers]
     return [*claims, *certificates, *roles, _disruption_budget(spec), _network_policy(spec)]
 
 
@@ -66,6 +69,23 @@ def _jobset(spec: KubernetesSpec) -> Object:
     replicated = [{"name": role, "replicas": 1, "template": {"spec": _job(spec, role)}} for role in ("ps", "chief", "worker")]
     settings = {"network": network, done: None, "successPolicy": success, "replicatedJobs": replicated}
     return _object(spec, "jobset.x-k8s.io/v1alpha2", "JobSet", spec.name, settings)
+
+
+def _train_job(spec: KubernetesSpec) -> list[Object]:
+    """Returns a TrainJob of Kubeflow with its runtime, a JobSet whose workers are called as there."""
+    jobset, metadata = _jobset(spec)["spec"], {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    node = jobset["replicatedJobs"][-1] | {"name": "node"}
+    jobset["replicatedJobs"][-1] = node
+    node["template"] = {"metadata": metadata, **node["template"]}
+    node["template"]["spec"]["template"]["spec"]["containers"][0]["name"] = "node"
+    jobset["successPolicy"]["targetReplicatedJobs"] = ["node"]
+    version, name = (
+        "trainer.kubeflow.org/v1alpha1",
+        "# Servers and chief are called by the name of the TrainJob, so this runtime is for one.",
+    )
+    runtime = _object(spec, version, "TrainingRuntime", spec.name, {"mlPolicy": {"numNodes": spec.workers}, "template": {"spec": jobset}})
+    ref = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": spec.name}
+    return [runtime, _object(spec, version, "TrainJob", spec.name, {name: None, "runtimeRef": ref})]
 
 
 def _job(spec: KubernetesSpec, role: str) -> Object:

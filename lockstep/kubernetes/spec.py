@@ -40,7 +40,7 @@ class KubernetesSpec:
     """A cluster on Kubernetes, with `command` as its workers. Raises InvalidSpec, which names the flag, for what makes none.
 
     A field has the name of its flag. `server_variables`, `chief_variables`: what these roles are told beside their places, by LOCKSTEP_*
-    variable. An empty text was not given.
+    variable. An empty text was not given. `kind`: "job", "jobset" or "trainjob".
     """
 
     command: Sequence[str]
@@ -67,7 +67,12 @@ class KubernetesSpec:
     user: str = "10001"
     cert_manager: str = ""
     metrics_namespace: str = ""
-    is_jobset: bool = False
+    kind: str = "job"
+
+    @property
+    def is_jobset(self) -> bool:
+        """Whether all roles are jobs of one JobSet, which a TrainJob has, too."""
+        return self.kind != "job"
 
     def __post_init__(self) -> None:
         if not self.command or self.command[0].startswith("-"):

@@ -1,6 +1,7 @@
 """`lockstep k8s render`: writes manifests for a cluster on Kubernetes. Knows flags, the terminal and a file; makes no object."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.kubernetes.head import commands_of, head_of
@@ -16,6 +17,8 @@ from ps_protocol.process.options import CHIEF, NUM_PS, NUM_WORKERS, SERVER, UP, 
 
 # A pod has its page at a port of its own, and no directory for a history.
 _NOT_HERE = (options.PAGE, options.HISTORY, options.HISTORY_MAX_BYTES)
+# What stands for a value of a chart until the text is written: nobody's image or number of workers.
+_IMAGE, _WORKERS = "lockstep-chart/image:0", "1928374650"
 _FLAGS = (NUM_PS, NUM_WORKERS, *(option for option in options_of(CHIEF, UP) if option not in _NOT_HERE))
 
 
@@ -25,14 +28,18 @@ def add_k8s_render_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, (_, metavar, words) in FLAGS.items():
         parser.add_argument(f"--{flag}", metavar=metavar, help=words, action="append" if "repeated" in words else "store")
     parser.add_argument("--spot", action="store_true", help="workers on spot nodes of GKE, EKS, AKS or Karpenter, all else on others")
-    parser.add_argument("--as", dest="kind", choices=("job", "jobset"), default="job", help="workers as a Job (default), or all as JobSet")
+    words = "workers as a Job (default), or all as JobSet, or as a runtime and TrainJob of Kubeflow"
+    parser.add_argument("--as", dest="kind", choices=("job", "jobset", "trainjob"), default="job", help=words)
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: standard output)")
+    parser.add_argument("--helm", type=Path, metavar="DIR", help="write a chart of Helm there, whose values are the image and workers")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
 
 
 def run_k8s_render(arguments: argparse.Namespace) -> int:
     """Prints or writes the manifests. Raises InvalidSpec for flags that make no cluster."""
     spec, file = spec_of(arguments), arguments.out
+    if arguments.helm is not None:
+        return _write_chart(spec, arguments.helm)
     if file is None:
         print(manifests_of(spec, f"{spec.name}.yaml"), end="")
         return ExitCode.DONE
@@ -41,6 +48,24 @@ def run_k8s_render(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InvalidSpec(f"--out {file}: {error.strerror}; choose another file") from error
     print(f"wrote {file}; now:\n\n{commands_of(spec, str(file))}")
+    return ExitCode.DONE
+
+
+def _write_chart(spec: KubernetesSpec, place: Path) -> int:
+    told = {**spec.chief_variables, options.EXPECTED_WORKERS.variable: _WORKERS}
+    sample = replace(spec, image=_IMAGE, workers=int(_WORKERS), chief_variables=told)
+    text = yaml_of(objects_of(sample)).replace("{{", '{{"{{"}}')
+    for word, name in {_IMAGE: "image", _WORKERS: "workers"}.items():
+        text = text.replace(word, f"{{{{ .Values.{name} }}}}")
+    chart = {"apiVersion": "v2", "name": spec.name, "version": "0.1.0", "description": "A cluster of Lockstep"}
+    texts = {"Chart.yaml": yaml_of([chart]), "values.yaml": yaml_of([{"image": spec.image, "workers": spec.workers}])}
+    try:
+        (place / "templates").mkdir(parents=True, exist_ok=True)
+        for name, words in {**texts, "templates/cluster.yaml": text}.items():
+            (place / name).write_text(words, encoding="utf-8")
+    except OSError as error:
+        raise InvalidSpec(f"--helm {place}: {error.strerror}; choose another directory") from error
+    print(f"wrote {place}; now:\n\n{commands_of(spec, str(place), is_chart=True)}")
     return ExitCode.DONE
 
 
@@ -56,7 +81,7 @@ def spec_of(arguments: argparse.Namespace) -> KubernetesSpec:
     except LaunchFailed as failed:
         raise InvalidSpec(str(failed)) from failed
     variables = {role: {option.variable for option in options_of(role)} for role in (SERVER, CHIEF)}
-    keys = {flag.replace("-", "_") for flag in (*FLAGS, "spot")}
+    keys = {flag.replace("-", "_") for flag in (*FLAGS, "spot", "kind")}
     return KubernetesSpec(
         **{key: value for key, value in vars(arguments).items() if key in keys and value is not None},
         command=arguments.command[arguments.command[:1] == ["--"] :],
@@ -65,5 +90,4 @@ def spec_of(arguments: argparse.Namespace) -> KubernetesSpec:
         checkpoint_dir=cluster.checkpoint_dir,
         server_variables={name: text for name, text in cluster.told.items() if name in variables[SERVER]},
         chief_variables={name: text for name, text in cluster.told.items() if name in variables[CHIEF]},
-        is_jobset=arguments.kind == "jobset",
     )

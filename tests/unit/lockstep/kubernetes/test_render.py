@@ -1,7 +1,9 @@
 """`lockstep k8s render`: its objects fit the published schemas, roles understand what they are told, and wrong flags get one sentence."""
 
+import copy
 import functools
 import itertools
+import re
 import shlex
 import signal
 import subprocess
@@ -21,7 +23,7 @@ from tests.support.processes.commands import lockstep_here
 
 BASE = "--name job --image registry/job:1 --ps 2 --workers 4"
 VOLUME = "--checkpoint-dir /checkpoints --checkpoint-claim ckpt"
-COMMAND = ["python", "train.py", "--rate", "0.1", "a b", "ü$(X)"]
+COMMAND = ["python", "train.py", "--rate", "0.1", "a b", "ü$(X)", "{{x}}"]
 EVERYTHING = (
     "--namespace training --max-steps 900 --min-replicas 2 --checkpoint-interval 30 --checkpoint-size 10Gi --ps-cpu 2 --ps-memory 8Gi"
     " --worker-cpu 500m --worker-memory 64Gi --worker-gpus 1 --worker-node pool=gpu --worker-node zone=a --spot --env A=1 --env B=x=y"
@@ -108,6 +110,36 @@ def test_a_jobset_has_the_published_fields_and_jobs_that_fit_their_schema(more: 
         sizes[replicated["name"]] = job["completions"]
         assert job["completions"] == job["parallelism"] and job["template"]["spec"]["restartPolicy"] == "Never"
     assert sizes == {"ps": 2, "chief": 1, "worker": 4}
+
+
+def test_a_trainjob_of_kubeflow_is_the_jobset_with_workers_called_as_its_trainer_calls_them() -> None:
+    """Its fields were compared with kubeflow-trainer-api 2.3; no Kubeflow is asked."""
+    runtime, job, *others = rendered("--as trainjob")
+    (jobset, *same), version = rendered("--as jobset"), "trainer.kubeflow.org/v1alpha1"
+    assert (runtime["kind"], runtime["apiVersion"], job["kind"], job["apiVersion"]) == ("TrainingRuntime", version, "TrainJob", version)
+    name = runtime["metadata"]["name"]
+    assert job["spec"] == {"runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name}}
+    assert job["metadata"]["name"] == jobset["metadata"]["name"] and runtime["spec"]["mlPolicy"] == {"numNodes": 4}
+    expected = copy.deepcopy(jobset["spec"])
+    expected["successPolicy"]["targetReplicatedJobs"] = ["node"]
+    worker = expected["replicatedJobs"][-1]
+    worker["name"] = worker["template"]["spec"]["template"]["spec"]["containers"][0]["name"] = "node"
+    worker["template"]["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    assert runtime["spec"]["template"] == {"spec": expected} and others == same
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_a_chart_of_helm_is_what_is_rendered_for_its_values(kind: str, tmp_path: Path) -> None:
+    """A template has nothing but values and quoted braces, which this test replaces as Helm does; Helm itself is not asked."""
+    words = f"k8s render {BASE} {VOLUME} --as {kind} --helm {tmp_path}".split()
+    ended = lockstep_here(*words, "--", *COMMAND)
+    assert f"helm install job {tmp_path}\n" in ended.stdout and ended.stdout.endswith("helm uninstall job\n"), ended.stderr
+    assert yaml.safe_load((tmp_path / "values.yaml").read_text()) == {"image": "registry/job:1", "workers": 4}
+    assert {*yaml.safe_load((tmp_path / "Chart.yaml").read_text())} == {"apiVersion", "name", "version", "description"}
+    values = {".Values.image": "other:2", ".Values.workers": "7", '"{{"': "{{"}
+    template = (tmp_path / "templates" / "cluster.yaml").read_text()
+    filled = re.sub(r"{{ ?(.*?) ?}}", lambda found: values[found[1]], template)
+    assert [*yaml.safe_load_all(filled)] == rendered(f"--as {kind} --image other:2 --workers 7")
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
