@@ -1,35 +1,34 @@
-"""What a launcher asks of an engine, and which engines there are. Starts nothing."""
+"""What a launcher is told by the engine in whose job it runs, and which engines there are. Starts nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Protocol
 
 from lockstep.launcher.hosts import Host
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import known_names
 
 # Each is a module of this package with a function `engine`.
-ENGINES = ("slurm", "ray", "torchrun", "mpi")
+ENGINES = ("slurm", "ray", "skypilot", "torchrun", "mpi")
 
 
-class Engine(Protocol):
-    """What `lockstep up` asks of an engine, in whose job it runs."""
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The job of an engine, as a process in it finds it. `hosts`: its machines, of which the first has the chief.
 
-    # The machines of the job. The first has the chief.
+    `num_workers`: how many the user has asked the engine for; 0: it does not say. `is_launcher`: False where the engine has started this
+    command several times, and this one leaves the work to another. `starts_workers`: it has started the programs itself, and the
+    launcher's workers only stand for them. `run_again`: has it run the job again, which it is about to end, and may not return;
+    `again_words`: what then follows. `held`: what ends with the launcher.
+    """
+
     hosts: tuple[Host, ...]
-    # How many workers the user has asked the engine for; 0: it does not say.
-    num_workers: int
-    # False: the engine has started this command several times, and this one leaves the work to another.
-    is_launcher: bool
-    # True: it has started the programs itself, and the launcher's workers only stand for them.
-    starts_workers: bool
-
-    @property
-    def again_words(self) -> str:
-        """What `run_again` does, and what then follows."""
-
-    def run_again(self) -> None:
-        """Has the engine run the job again, which it is about to end; may not return."""
+    num_workers: int = 0
+    is_launcher: bool = True
+    starts_workers: bool = False
+    run_again: Callable[[], object] = lambda: None
+    again_words: str = "start it again to continue from its newest checkpoint"
+    held: object = None
 
 
 def engine_of(name: str, environment: Mapping[str, str]) -> Engine:

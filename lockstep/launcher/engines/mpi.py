@@ -10,13 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.launcher.engines import ranks
+from lockstep.launcher.engines.engine import Engine
 from lockstep.launcher.engines.ranks import Ranks
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.security.tokens import write_secret
 
 
-def engine(environment: Mapping[str, str]) -> Ranks:
-    """Returns the ranks of the run that this process is one of. Raises InvalidSpec if there is none."""
+def engine(environment: Mapping[str, str]) -> Engine:
+    """Returns the run that this process is a rank of. Raises InvalidSpec if there is none."""
+    return _ranks(environment).as_engine()
+
+
+def _ranks(environment: Mapping[str, str]) -> Ranks:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         raise InvalidSpec("--engine mpi: this is no rank of Open MPI, whose programs call lockstep.connect() alone")
     # Where mpirun listens for its nodes.
@@ -36,7 +41,7 @@ def join(environment: Mapping[str, str]) -> dict[str, str]:
     # The number of a job may be that of an earlier one; the address of its mpirun is not, too.
     run = environment.get("PMIX_NAMESPACE", "") + environment.get("OMPI_MCA_orte_hnp_uri", "")
     directory = Path("lockstep-runs") / f"mpi-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
-    found = engine(environment)
+    found = _ranks(environment)
     if found.rank == 0:
         atexit.register(shutil.rmtree, directory, ignore_errors=True)  # a token lies there
     return ranks.join(found, FileStore(directory), environment)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from lockstep.launcher.engines.engine import Engine
 from lockstep.launcher.engines.standin import TOLD_VARIABLE, WATCHED_VARIABLE
 from lockstep.launcher.hosts import Host
 from ps_protocol.errors import InvalidSpec, PsError, Unavailable
@@ -68,24 +69,14 @@ class Ranks:
     num_here: int
     near: tuple[str, int]
     owner: int
-    is_launcher: bool = True
-    starts_workers: bool = True
 
-    @property
-    def hosts(self) -> tuple[Host, ...]:
+    def as_engine(self) -> Engine:
         """Where all ranks are on one machine, the cluster is one of that machine; else rank 0's node has all of it but the ranks."""
-        if self.num_workers <= self.num_here:
-            return ()
-        address = self._own_address()
-        return (Host(name=address, address=address, reach=("sh", "-c")),)
-
-    @property
-    def again_words(self) -> str:
-        """What follows: `run_again` does nothing."""
-        return "start it again to continue from its newest checkpoint"
-
-    def run_again(self) -> None:
-        """Does nothing: such an engine has no queue."""
+        hosts: tuple[Host, ...] = ()
+        if self.num_workers > self.num_here:
+            address = self._own_address()
+            hosts = (Host(name=address, address=address, reach=("sh", "-c")),)
+        return Engine(hosts=hosts, num_workers=self.num_workers, starts_workers=True)
 
     def _own_address(self) -> str:
         """Returns where the other nodes reach this one: the address from which it reaches what all can reach."""

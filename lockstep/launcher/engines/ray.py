@@ -7,35 +7,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from lockstep.launcher.engines.engine import Engine
 from lockstep.launcher.hosts import Host
 from ps_protocol.errors import InvalidSpec, Unavailable
-from ps_protocol.model.light_dataclass import light_dataclass
 
 # The socket of a bridge that runs already.
 BRIDGE_VARIABLE = "LOCKSTEP_RAY_BRIDGE"
 _REACH = Path(__file__).parent / "ray_reach.py"
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Ray:
-    """A cluster of Ray. `bridge`: the process with the bridge, which ends with this one."""
-
-    hosts: tuple[Host, ...]
-    bridge: "subprocess.Popen[bytes] | None"
-    num_workers: int = 0
-    is_launcher: bool = True
-    starts_workers: bool = False
-
-    @property
-    def again_words(self) -> str:
-        """What follows: `run_again` does nothing."""
-        return "start it again to continue from its newest checkpoint"
-
-    def run_again(self) -> None:
-        """Does nothing: Ray has no queue."""
-
-
-def engine(environment: Mapping[str, str]) -> Ray:
+def engine(environment: Mapping[str, str]) -> Engine:
     """Returns the cluster of Ray that this machine belongs to. Raises InvalidSpec if there is none, or Ray is not installed."""
     path, bridge = environment.get(BRIDGE_VARIABLE), None
     if not path:
@@ -49,7 +30,7 @@ def engine(environment: Mapping[str, str]) -> Ray:
         raise Unavailable("--engine ray: no node of Ray has processors, or GPUs if workers need some; `ray status` shows what there is")
     reach = (sys.executable, "-I", "-S", str(_REACH), path)
     hosts = tuple(Host(name=node["name"], address=node["address"], reach=(*reach, node["id"])) for node in nodes)
-    return Ray(hosts=hosts, bridge=bridge)
+    return Engine(hosts=hosts, held=bridge)
 
 
 def _start(environment: Mapping[str, str]) -> "tuple[subprocess.Popen[bytes], str]":

@@ -8,9 +8,9 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 
+from lockstep.launcher.engines.engine import Engine
 from lockstep.launcher.hosts import Host
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.light_dataclass import light_dataclass
 
 # A step beside the others, on all that the job has of a node: the job belongs to one cluster, which shares the processors.
 _STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--job-name=lockstep")
@@ -20,27 +20,7 @@ _ANSWER_S = 30.0
 _ORPHANED = "sleep 15; scontrol show job {job} | grep -q JobState=RUNNING && scontrol requeue {job}"
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Slurm:
-    """A job of Slurm, from within it."""
-
-    job: str
-    hosts: tuple[Host, ...]
-    num_workers: int
-    is_launcher: bool
-    starts_workers: bool = False
-
-    @property
-    def again_words(self) -> str:
-        """What `run_again` does, and what then follows."""
-        return f"job {self.job} goes into the queue again, and will continue from its newest checkpoint"
-
-    def run_again(self) -> None:
-        """Puts the job back into the queue, which ends it."""
-        _output("scontrol", "requeue", self.job)
-
-
-def engine(environment: Mapping[str, str]) -> Slurm:
+def engine(environment: Mapping[str, str]) -> Engine:
     """Returns the job that this process is part of. Raises InvalidSpec if there is none, or Slurm does not answer."""
     job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
     if not job or not nodes:
@@ -50,7 +30,13 @@ def engine(environment: Mapping[str, str]) -> Slurm:
     # A batch script is a step, too, with one task.
     task = int(environment.get("SLURM_PROCID") or 0)
     num_workers = int(environment.get("SLURM_NTASKS") or environment.get("SLURM_JOB_NUM_NODES") or 0)
-    return Slurm(job=job, hosts=_hosts(job, nodes) if task == 0 else (), num_workers=num_workers, is_launcher=task == 0)
+    return Engine(
+        hosts=_hosts(job, nodes) if task == 0 else (),
+        num_workers=num_workers,
+        is_launcher=task == 0,
+        run_again=lambda: _output("scontrol", "requeue", job),
+        again_words=f"job {job} goes into the queue again, and will continue from its newest checkpoint",
+    )
 
 
 def _hosts(job: str, nodes: str) -> tuple[Host, ...]:

@@ -6,14 +6,19 @@ from datetime import timedelta
 from typing import Any
 
 from lockstep.launcher.engines import ranks
+from lockstep.launcher.engines.engine import Engine
 from lockstep.launcher.engines.ranks import Ranks
 from ps_protocol.errors import InvalidSpec
 
 _ANSWER_S = 60.0
 
 
-def engine(environment: Mapping[str, str]) -> Ranks:
-    """Returns the ranks of the run that this process is one of. Raises InvalidSpec if there is none."""
+def engine(environment: Mapping[str, str]) -> Engine:
+    """Returns the run that this process is a rank of. Raises InvalidSpec if there is none."""
+    return _ranks(environment).as_engine()
+
+
+def _ranks(environment: Mapping[str, str]) -> Ranks:
     if "TORCHELASTIC_RUN_ID" not in environment:
         raise InvalidSpec("--engine torchrun: this is no worker of torchrun, whose programs call lockstep.connect() alone")
     return Ranks(
@@ -28,7 +33,7 @@ def engine(environment: Mapping[str, str]) -> Ranks:
 
 def join(environment: Mapping[str, str]) -> dict[str, str]:
     """Does what `ranks.join` says."""
-    found = engine(environment)
+    found = _ranks(environment)
     return ranks.join(found, _store(found, environment), environment)
 
 

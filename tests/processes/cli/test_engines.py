@@ -82,7 +82,7 @@ def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.Monk
         return ended.stderr
 
     assert "--hosts: the --engine says which machines there are; leave out one of the two" in refusal("--engine", "slurm", "--hosts", "a")
-    assert "--engine: got 'slrm', want one of slurm, ray, torchrun, mpi; did you mean 'slurm'?" in refusal("--engine", "slrm")
+    assert "--engine: got 'slrm', want one of slurm, ray, skypilot, torchrun, mpi; did you mean 'slurm'?" in refusal("--engine", "slrm")
     wrong = refusal("--engine", "slurm", nodes="other")
     assert wrong == "lockstep up: --engine slurm: scontrol show hostnames other failed: scontrol: error: show hostnames other\n"
     monkeypatch.delenv("SLURM_JOB_ID")

@@ -8,13 +8,17 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from tests.support.processes.commands import TRAIN, are_gone, lockstep, lockstep_here, read_until, run_up, up
+from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 pytest.importorskip("cryptography", reason="--hosts makes certificates, which needs the package cryptography")
@@ -165,3 +169,31 @@ def test_a_worker_whose_host_is_lost_is_started_at_once_where_no_role_was_beside
     assert process.returncode == 0, out
     assert re.search(r"host c is lost.*\n.*worker 2 is started again, as pid \d+ \(start 1 of 2\)", out), out
     assert "rolled back" not in out and len(re.findall(r"value -\d+", out)) == 3, out
+
+
+def test_a_task_of_skypilot_trains_on_its_nodes_by_the_documented_file(hosts: Path) -> None:
+    found = re.search(r"^```\n(name: .*?)^```", (ROOT / "docs/how-to/running.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    task = yaml.safe_load(found[1])
+    assert {*task} == {"name", "num_nodes", "workdir", "setup", "run"} and task["workdir"] == "."
+    (hosts / "train.py").write_text(TRAIN)
+    (hosts / "bin" / "lockstep").symlink_to(Path(sys.executable).parent / "lockstep")
+    script = task["run"].replace("s3://bucket/job", str(hosts / "kept")).replace("--ps 2", "--ps 2 --max-steps 20")
+    addresses = [f"127.0.0.{number + 1}" for number in range(task["num_nodes"])]
+    told = {"SKYPILOT_NODE_IPS": "\n".join(addresses), "SKYPILOT_NUM_NODES": str(task["num_nodes"])}
+    nodes = [
+        subprocess.Popen(
+            ["bash", "-c", script],
+            env={**os.environ, **told, "SKYPILOT_NODE_RANK": str(rank)},
+            cwd=hosts,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(task["num_nodes"])
+    ]
+    first, *others = [node.communicate(timeout=60)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0, 0] and others == ["", ""], first
+    assert first.count("value -10.0") == 3 and "[lockstep] training finished" in first and "Welcome to 127.0.0.2!" in first, first
+    refused = lockstep("up", "--engine", "skypilot", "--", "python", "train.py")
+    assert "--engine skypilot: this is no task of SkyPilot, in whose `run:` this command belongs" in refused.stderr
