@@ -582,6 +582,13 @@ class Shard(Protocol):
     Unavailable. Implementations are thread-safe.
     """
 
+    @property
+    def transport(self) -> str:
+        """How dense variables and gradients travel: "shared_memory" (not at all), "sockets" once some have, "grpc", or "local"."""
+
+    def know_layout(self, layout: Layout) -> None:
+        """Notes how the variables lie; only then they can travel encoded."""
+
     def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
         """Asks what has no payload, and returns the answer."""
 

@@ -31,12 +31,8 @@ class Payloads:
         self._is_required = is_required
         self._not_before, self._pause_s = 0.0, _PAUSE_S
         self._has_spoken = False
-        self._has_opened = False
-
-    @property
-    def has_opened(self) -> bool:
-        """Whether a data socket has carried something."""
-        return self._has_opened
+        # Whether a data socket has carried something.
+        self.has_opened = False
 
     def socket_for(self, use: LongLivedStream, num_bytes: int) -> DataSocket | None:
         """Returns what is to carry a payload of this stream, opened if need be; None: gRPC is. Raises Unavailable, Unimplemented."""
@@ -85,7 +81,7 @@ class Payloads:
             self._wait_longer()
             self._say(error)
             return None
-        self._has_opened, self._pause_s = True, _PAUSE_S
+        self.has_opened, self._pause_s = True, _PAUSE_S
         return found
 
     def _wait_longer(self) -> None:

@@ -250,9 +250,11 @@ class GrpcShard:
         self._memory: SharedMemory | None = None
 
     @property
-    def uses_sockets(self) -> bool:
-        """Whether gradients or variables have travelled over data sockets."""
-        return self._payloads.has_opened
+    def transport(self) -> str:
+        """How gradients and variables travel."""
+        if self._memory is not None and self._memory.is_open:
+            return "shared_memory"
+        return "sockets" if self._payloads.has_opened else "grpc"
 
     @property
     def connection(self) -> Connection:

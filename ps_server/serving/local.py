@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
-from ps_protocol.model.layout import Segments
+from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.history import History
 from ps_protocol.roles.request import Answer, Request
@@ -29,6 +29,8 @@ class InProcessShard:
 
     `storage`: where checkpoints are; None: nowhere. `run_in_background`, `history`, `clock`: see Shard.
     """
+
+    transport = "local"
 
     def __init__(
         self,
@@ -51,6 +53,9 @@ class InProcessShard:
         )
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._shard.budget)
         self.boards = BoardRegistry(owner=f"ps {index}", budget=self._shard.budget, process_incarnation=self._shard.process_incarnation)
+
+    def know_layout(self, layout: Layout) -> None:
+        """Nothing travels, so nothing travels encoded."""
 
     def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
         """Asks, and returns the answer."""

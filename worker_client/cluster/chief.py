@@ -15,6 +15,7 @@ from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, Unavailable
 from ps_protocol.process import waiting
 from ps_protocol.roles.chief import Chief, End, HeartbeatRequest, Participant, ParticipantKind, RegisterRequest, Registration, WorkerTraffic
 from ps_protocol.roles.request import Answer, Request
+from ps_protocol.roles.shard import ShardStatusRequest
 from worker_client.cluster.threads import run_bounded
 from worker_client.cluster.transport import Transport
 
@@ -209,11 +210,14 @@ class ChiefLink:
         return other_addresses(found, than=self.address)
 
     def _look_at(self, address: str, found: list[tuple[int, str]]) -> None:
+        shard = self.transport.open_replica(None, address)
         try:
-            status = self.transport.status_of(address)
+            status = shard.call(ShardStatusRequest())
         except PsError as error:
             log.debug("asked for the chief, %s does not answer: %s", address, error.message)
             return
+        finally:
+            shard.close()
         if status.chief_address:
             found.append((status.fence.chief_incarnation, status.chief_address))
 

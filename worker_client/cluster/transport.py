@@ -13,7 +13,7 @@ from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.waiting import Progress, SilenceWatch
 from ps_protocol.roles.chief import Chief, Participant
 from ps_protocol.roles.identity import HandshakeReply
-from ps_protocol.roles.shard import Shard, ShardStatus, ShardStatusRequest
+from ps_protocol.roles.shard import Shard
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.memory import MemoryNotShared, SharedMemory
@@ -46,20 +46,11 @@ class Transport(Protocol):
     def open_chief(self, address: str) -> Chief:
         """Returns the chief at an address once it has answered one attempt, which takes some seconds at most."""
 
-    def status_of(self, address: str) -> ShardStatus:
-        """Returns the status of the parameter server at an address, in one attempt."""
-
-    def name(self, index: int) -> str:
-        """Returns how gradients and variables travel to a shard that shares no memory: "grpc", "sockets" or "local"."""
-
     def open_shard(self, index: int, address: str) -> Shard:
         """Returns a shard once it has answered."""
 
-    def open_replica(self, index: int, address: str) -> Shard:
-        """Returns one of several processes that hold a shard; makes no call."""
-
-    def tell_layout(self, shard: Shard, layout: Layout) -> None:
-        """Tells a shard's client how the variables lie; only then these can travel encoded."""
+    def open_replica(self, index: int | None, address: str) -> Shard:
+        """Returns one of several processes that hold a shard, or whichever shard is there; makes no call."""
 
     def share(
         self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
@@ -100,22 +91,12 @@ class LocalTransport:
         """There is one chief, and it does not move."""
         raise InternalError(f"a cluster inside this process has no chief at {address!r}")
 
-    def status_of(self, address: str) -> ShardStatus:
-        """Does nothing: there is no other chief to look for."""
-        raise InternalError(f"a cluster inside this process has no parameter server at {address!r}")
-
-    def name(self, index: int) -> str:
-        """Returns "local": nothing travels. As over a network: "grpc"."""
-        return "local" if self.is_in_process else "grpc"
-
-    def open_shard(self, index: int, address: str) -> Shard:
+    def open_shard(self, index: int | None, address: str) -> Shard:
         """Returns the shard."""
+        assert index is not None, "there is no other chief that a server would have to be asked for"
         return self._shard_at(index)
 
     open_replica = open_shard
-
-    def tell_layout(self, shard: Shard, layout: Layout) -> None:
-        """Nothing travels, so nothing travels encoded."""
 
     def share(
         self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
@@ -167,10 +148,8 @@ class GrpcTransport:
         self._least_socket_bytes = {"auto": LEAST_SOCKET_BYTES, "sockets": 1}.get(chosen)
         self._must_use_sockets = chosen == "sockets"
         self._must_share = chosen == "shared_memory"
-        # The last one of each shard.
-        self._clients: dict[int, GrpcShard] = {}
         # Of each shard, whichever of its servers has it.
-        self._progress: defaultdict[int, Progress] = defaultdict(Progress)
+        self._progress: defaultdict[int | None, Progress] = defaultdict(Progress)
         self._has_spoken = False
         self._watch = SilenceWatch()
 
@@ -202,22 +181,9 @@ class GrpcTransport:
             raise
         return found
 
-    def status_of(self, address: str) -> ShardStatus:
-        """Returns the status of the parameter server at an address."""
-        shard = GrpcShard(address, cluster=self._cluster, access=self.access)
-        try:
-            return shard.call(ShardStatusRequest())
-        finally:
-            shard.close()
-
-    def name(self, index: int) -> str:
-        """Returns "sockets" if something has travelled over data sockets to the shard, else "grpc"."""
-        client = self._clients.get(index)
-        return "sockets" if client is not None and client.uses_sockets else "grpc"
-
     def open_shard(self, index: int, address: str) -> Shard:
         """Returns a shard once it has answered."""
-        shard, what = self._client(index, address), f"ps {index} at {address}"
+        shard, what = self.open_replica(index, address), f"ps {index} at {address}"
         try:
             with self._watch.expecting(what):
                 _warn(address, waiting.call(shard.handshake, what=what, timeout_s=self.timeout_s))
@@ -226,14 +192,18 @@ class GrpcTransport:
             raise
         return shard
 
-    def open_replica(self, index: int, address: str) -> Shard:
-        """Returns one of several processes that hold a shard; makes no call."""
-        return self._client(index, address)
-
-    def tell_layout(self, shard: Shard, layout: Layout) -> None:
-        """Tells a shard's client how the variables lie."""
-        if isinstance(shard, GrpcShard):
-            shard.know_layout(layout)
+    def open_replica(self, index: int | None, address: str) -> GrpcShard:
+        """Returns one of several processes that hold a shard, or whichever shard is there; makes no call."""
+        return GrpcShard(
+            address,
+            index=index,
+            cluster=self._cluster,
+            variables_encoding=self.wire.variable_encoding,
+            access=self.access,
+            least_socket_bytes=self._least_socket_bytes,
+            must_use_sockets=self._must_use_sockets,
+            progress=self._progress[index],
+        )
 
     def share(
         self, shard: Shard, *, where: str, participant: Participant, layout: Layout, has_standby: bool, timeout_s: float
@@ -283,19 +253,6 @@ class GrpcTransport:
     def close(self) -> None:
         """Watches calls no more."""
         self._watch.close()
-
-    def _client(self, index: int, address: str) -> GrpcShard:
-        self._clients[index] = client = GrpcShard(
-            address,
-            index=index,
-            cluster=self._cluster,
-            variables_encoding=self.wire.variable_encoding,
-            access=self.access,
-            least_socket_bytes=self._least_socket_bytes,
-            must_use_sockets=self._must_use_sockets,
-            progress=self._progress[index],
-        )
-        return client
 
     def _say(self, error: PsError, where: str, *, is_odd: bool) -> None:
         # Shards are asked at the same time; that two of them speak is no harm.

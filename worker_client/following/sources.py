@@ -116,7 +116,7 @@ class ClusterSource:
             raise NotInitialized("the model has no values yet: the first worker to join gives them")
         shards = member.shards()
         layouts = arranged(agreed.model, agreed.placement, num_shards=len(shards))
-        shards.tell_layouts(layouts)
+        shards.know_layouts(layouts)
         self._opened = Followed(
             model=agreed.model,
             layouts=layouts,

@@ -187,9 +187,7 @@ class Membership:
     @property
     def transports(self) -> tuple[str, ...]:
         """How dense gradients and variables reach each shard, as far as connections have been opened; opens none."""
-        if self._shards is not None:
-            return self._shards.transports
-        return tuple(map(self.link.transport.name, range(len(self.registration.shard_addresses))))
+        return self._shards.transports if self._shards is not None else ()
 
     def heard_of_shards(self) -> None:
         """Has the connections follow, where other servers hold the shards than before."""

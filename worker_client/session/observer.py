@@ -131,7 +131,7 @@ class Observer(CommonCalls):
             timeout_s=link.transport.timeout_s,
             applies_on_arrival=self._member.applies_on_arrival,
         )
-        shards.tell_layouts(arrangement)
+        shards.know_layouts(arrangement)
         self._variables = VariableMemory(model, ModelMemory(model, layouts=arrangement, is_writable=False), shards)
 
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:

@@ -203,7 +203,7 @@ class Session(CommonCalls):
     def transport(self) -> tuple[str, ...]:
         """The transport of dense gradients and variables to each parameter server, by index: "shared_memory", "sockets", "grpc" or "local".
 
-        Known once the session has its model; "grpc" until then. Data that cannot lie in shared memory, such as rows of tables, goes over
+        Known once the session has its model; empty until then. Data that cannot lie in shared memory, such as rows of tables, goes over
         gRPC.
         """
         return self._member.transports

@@ -176,19 +176,13 @@ class Shards:
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """How the dense variables and gradients of each shard travel: "shared_memory" (not at all), "sockets", "grpc" or "local"."""
-        names = (self._transport.name(index) if self.memories.travels(index) else "shared_memory" for index in range(len(self)))
-        found = tuple(names)
-        return self._transports_at_end or found
+        """How the dense variables and gradients of each shard travel, as `Shard.transport` says it."""
+        return self._transports_at_end or tuple(shard.transport for shard in self._shards)
 
-    def tell_layouts(self, layouts: Sequence[Layout]) -> None:
-        """Tells the clients of the shards, also of replicas that come later, how the variables lie; only then these can travel encoded."""
+    def know_layouts(self, layouts: Sequence[Layout]) -> None:
+        """Notes how the variables lie; only then they can travel encoded."""
         for shard, layout in zip(self._shards, layouts, strict=True):
-            tell = partial(self._transport.tell_layout, layout=layout)
-            if isinstance(shard, ReplicatedShard):
-                shard.prepare(tell)
-            else:
-                tell(shard)
+            shard.know_layout(layout)
 
     def hear(self) -> None:
         """Asks the chief where the shards are now, if they have standbys."""
@@ -197,7 +191,7 @@ class Shards:
 
     def share(self, layouts: Sequence[Layout]) -> None:
         """Shares memory with the shards that allow it, once the variables exist. See `Transport.share` for errors."""
-        self.tell_layouts(layouts)
+        self.know_layouts(layouts)
         if self._transport.is_in_process:
             return
 

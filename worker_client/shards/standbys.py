@@ -19,7 +19,7 @@ from ps_protocol.errors import (
     StepNotReady,
     Unavailable,
 )
-from ps_protocol.model.layout import Segments
+from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
 from ps_protocol.roles.request import Answer, Request
@@ -163,7 +163,7 @@ class ReplicatedShard:
         self._lock = threading.Lock()
         self._shards: dict[str, Shard] = {}
         self._order: tuple[str, ...] = ()
-        self._prepare: Callable[[Shard], None] = lambda shard: None
+        self._layout: Layout | None = None
         self._lane: Lane | None = None
         self._is_closed = False
         self._take_up(places.addresses(index))
@@ -180,12 +180,17 @@ class ReplicatedShard:
         with self._lock:
             return tuple(self._shards[address] for address in self._order)
 
-    def prepare(self, act: Callable[[Shard], None]) -> None:
-        """Does something to each replica, also to those that come later."""
+    @property
+    def transport(self) -> str:
+        """How variables and gradients travel to the primary."""
+        return self.replicas[0].transport
+
+    def know_layout(self, layout: Layout) -> None:
+        """Notes how the variables lie at each replica, also at those that come later."""
         with self._lock:
-            self._prepare = act
+            self._layout = layout
             for shard in self._shards.values():
-                act(shard)
+                shard.know_layout(layout)
 
     def update(self) -> None:
         """Goes over to the processes that the chief names now; ends calls under way at others. Idempotent."""
@@ -201,7 +206,8 @@ class ReplicatedShard:
         for address in addresses:
             if address not in self._shards:
                 shard = self._open(self.index, address)
-                self._prepare(shard)
+                if self._layout is not None:
+                    shard.know_layout(self._layout)
                 self._shards[address] = shard
         self._order = addresses
 

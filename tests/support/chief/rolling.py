@@ -157,6 +157,8 @@ class _Chief:
 
 
 class _Shard:
+    transport = "local"
+
     def __init__(self, cluster: RollingCluster, index: int) -> None:
         self._cluster = cluster
         self._index = index

@@ -18,6 +18,9 @@ class Flaky:
     A request goes by the name of its class, all else by that of the method.
     """
 
+    # Of a shard.
+    transport = "local"
+
     def __init__(self, target: Any) -> None:
         self._target = target
         self._lost: Counter[str] = Counter()

@@ -279,7 +279,7 @@ def test_without_access_to_the_data_port_grpc_carries_all_and_the_user_is_warned
             trainer.create(1.0)
             assert trainer.train(0).step == 1
             assert trainer.read(1)[0] == 1
-            assert not client.uses_sockets
+            assert client.transport == "grpc"
     assert len([record for record in caplog.records if "over gRPC, which is slower" in record.message]) == 1
 
 
@@ -295,7 +295,7 @@ def test_encoded_variables_and_contributions_arrive_as_over_grpc() -> None:
             for shard, memory in ((client, into), (plain, other)):
                 assert shard.read(ReadRequest(epoch=EPOCH, step=1, layout_hash=LARGE.hash), Segments([memory])) == 1
             assert into.tobytes() == other.tobytes()
-            assert client.uses_sockets and not plain.uses_sockets
+            assert (client.transport, plain.transport) == ("sockets", "grpc")
 
 
 @pytest.mark.parametrize("way", ["sockets", "grpc"])
