@@ -4,7 +4,7 @@
 raises MalformedMessage, InvalidSpec or LimitExceeded with the place in its text.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from ps_protocol.roles.request import Answer, Request
 from ps_protocol.v1 import chief_service_pb2, parameter_service_pb2
-from ps_protocol.wire import fields, special
+from ps_protocol.wire import fields
 from ps_protocol.wire.coders import ANSWERS, MESSAGE, READ, WRITE
 from ps_protocol.wire.fields import decode_max_wait, require, write_max_wait
 
@@ -131,15 +131,19 @@ class RecordPacker:
         lasting = replace(record, epoch=0, step=0, chosen=(), data=None, attached=NO_STEP_ATTACHMENTS)
         # As a rule they are the same objects, and compared as such.
         if self._lasting is None or self._lasting[0] != lasting:
-            self._lasting = lasting, _packed_part(special.write_lasting, lasting)
-        # A message in two parts is the message.
-        return self._lasting[1] + _packed_part(special.write_of_step, record)
-
-
-def _packed_part(write_part: Callable[..., None], record: ChiefRecord) -> bytes:
-    message = chief_service_pb2.ChiefRecord()
-    write_part(record, message, WRITE)
-    return message.SerializeToString(deterministic=True)
+            self._lasting = lasting, encode(lasting).SerializeToString(deterministic=True)
+        of_step = ChiefRecord(
+            model=None,
+            policy=record.policy,
+            epoch=record.epoch,
+            step=record.step,
+            chosen=record.chosen,
+            data=record.data,
+            attached=record.attached,
+        )
+        # A message in two parts is the message, and the policy is the same twice.
+        packed: bytes = self._lasting[1] + encode(of_step).SerializeToString(deterministic=True)
+        return packed
 
 
 def unpack_record(packed: bytes) -> ChiefRecord:

@@ -60,6 +60,8 @@ _HyperparameterChange_hyperparameters = fields.default_of(HyperparameterChange, 
 _Level_NUMBERS: dict[Any, Any] = {Level.GREEN: 1, Level.AMBER: 2, Level.RED: 3}
 _Level_MEMBERS: dict[Any, Any] = {1: Level.GREEN, 2: Level.AMBER, 3: Level.RED}
 _ChosenPush_attached = fields.default_of(ChosenPush, "attached")
+_ChiefRecord_attached = fields.default_of(ChiefRecord, "attached")
+_ChiefRecord_earlier = fields.default_of(ChiefRecord, "earlier")
 _Role_NUMBERS: dict[Any, Any] = {Role.PARAMETER_SERVER: 1, Role.CHIEF: 2}
 _Role_MEMBERS: dict[Any, Any] = {1: Role.PARAMETER_SERVER, 2: Role.CHIEF}
 _Reduction_NUMBERS: dict[Any, Any] = {Reduction.MEAN: 1, Reduction.SUM: 2}
@@ -1433,11 +1435,51 @@ def read_ChosenPush(message: Any) -> ChosenPush:
 
 
 def write_ChiefRecord(value: ChiefRecord, message: Any) -> None:
-    special.write_record(value, message, WRITE)
+    if (one := value.model) is not None:
+        message.model.SetInParent()
+        write_ModelSpec(one, message.model)
+    write_PolicySpec(value.policy, message.policy)
+    message.settings_version = value.settings_version
+    if one := value.optimizers:
+        for item in one:
+            element = message.optimizers.add()
+            write_OptimizerSpec(item[0], element.original)
+            write_OptimizerSpec(item[1], element.current)
+    message.num_rollbacks = value.num_rollbacks
+    message.last_rollback = value.last_rollback
+    message.rejects_nonfinite = value.rejects_nonfinite
+    message.oldest_kept = value.oldest_kept
+    message.epoch = value.epoch
+    message.step = value.step
+    if one := value.chosen:
+        for item in one:
+            write_ChosenPush(item, message.chosen.add())
+    if (one := value.data) is not None:
+        write_DataMarks(one, message.data)
+    if (one := value.attached) is not _ChiefRecord_attached and one != _ChiefRecord_attached:
+        message.attached.SetInParent()
+        write_StepAttachments(one, message.attached)
+    if (one := value.earlier) is not _ChiefRecord_earlier and one != _ChiefRecord_earlier:
+        write_Fence(one, message.earlier)
 
 
 def read_ChiefRecord(message: Any) -> ChiefRecord:
-    return special.read_record(message, READ)
+    return ChiefRecord(
+        model=read_ModelSpec(message.model) if message.HasField("model") else None,
+        policy=read_PolicySpec(message.policy) if message.HasField("policy") else fields.missing(message, "policy"),
+        settings_version=message.settings_version,
+        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
+        num_rollbacks=message.num_rollbacks,
+        last_rollback=message.last_rollback,
+        rejects_nonfinite=message.rejects_nonfinite,
+        oldest_kept=message.oldest_kept,
+        epoch=message.epoch,
+        step=message.step,
+        chosen=fields.decode_each(message.chosen, read_ChosenPush, field="chosen") if message.chosen else (),
+        data=read_DataMarks(message.data) if message.HasField("data") else None,
+        attached=read_StepAttachments(message.attached) if message.HasField("attached") else _ChiefRecord_attached,
+        earlier=read_Fence(message.earlier) if message.HasField("earlier") else _ChiefRecord_earlier,
+    )
 
 
 def write_Begun(value: Begun, message: Any) -> None:

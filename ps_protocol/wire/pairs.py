@@ -122,10 +122,7 @@ _NAMED: tuple[Pair, ...] = (
         check=special.check_push_header,
         reads={"metrics": special.read_metrics, "encoding": special.read_encoding, "formulas": special.read_formulas},
     ),
-    Pair(
-        value=shard.PushReply,
-        message=parameter_service_pb2.PushReply,
-    ),
+    Pair(value=shard.PushReply, message=parameter_service_pb2.PushReply),
     Pair(
         value=shard.ShardSpec,
         message=parameter_service_pb2.ShardSpec,
@@ -187,12 +184,7 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=chief.DataStatus, message=chief_service_pb2.DataStatus),
     Pair(value=chief.ContributionCounts, message=chief_service_pb2.ContributionCounts),
     Pair(value=ChosenPush, message=chief_service_pb2.ChosenPush),
-    Pair(
-        value=ChiefRecord,
-        message=chief_service_pb2.ChiefRecord,
-        write=special.write_record,
-        read=special.read_record,
-    ),
+    Pair(value=ChiefRecord, message=chief_service_pb2.ChiefRecord),
     # Histories.
     *(
         Pair(value=event, message=getattr(history_pb2.HistoryRecord, event.__name__))

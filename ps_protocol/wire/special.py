@@ -9,18 +9,16 @@ from typing import Any
 
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding
 from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage, PsError
-from ps_protocol.model.data import DataMarks
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, check_optimizer_name
-from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec, ModelSpec
+from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate, check_amount, check_updates
 from ps_protocol.model.variables import MAX_VARIABLES, DataType, check_name
 from ps_protocol.roles.accumulators import Reduction, Taken
-from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush, check_tag
+from ps_protocol.roles.checkpoint import check_tag
 from ps_protocol.roles.chief import MAX_INDEX, MAX_LEASE_S, MAX_SHARDS, MIN_LEASE_S
-from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments, check_step_hyperparameters, check_user_states
-from ps_protocol.roles.fence import KEY_BYTES, MAX_KEYS, NOBODY, Era, Fence
+from ps_protocol.roles.contribution import PushId, check_step_hyperparameters, check_user_states
+from ps_protocol.roles.fence import KEY_BYTES, MAX_KEYS, Era
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.roles.shard import MAX_METRICS, MAX_STEP, ApplyRequest, Metric, PrepareRequest, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
@@ -222,68 +220,6 @@ def _check_step(step: int) -> None:
 def _check_sha256(text: str, *, field: str) -> None:
     if not _SHA256.fullmatch(text):
         raise MalformedMessage(f"{field}: got {text[:80]!r}, want 64 hexadecimal digits")
-
-
-def write_record(record: ChiefRecord, message: chief_service_pb2.ChiefRecord, write: Write) -> None:
-    """Encodes what a chief leaves for its successor: the model and the settings, and what is of a step."""
-    write_lasting(record, message, write)
-    write_of_step(record, message, write)
-
-
-def write_lasting(record: ChiefRecord, message: chief_service_pb2.ChiefRecord, write: Write) -> None:
-    """Encodes the part of a record that seldom changes; no model stays out of the message."""
-    if record.model is not None:
-        write[ModelSpec](record.model, message.model)
-    write[PolicySpec](record.policy, message.policy)
-    message.settings_version = record.settings_version
-    for original, current in record.optimizers:
-        change = message.optimizers.add()
-        write[OptimizerSpec](original, change.original)
-        write[OptimizerSpec](current, change.current)
-    message.num_rollbacks = record.num_rollbacks
-    message.last_rollback = record.last_rollback
-    message.rejects_nonfinite = record.rejects_nonfinite
-    message.oldest_kept = record.oldest_kept
-    if record.earlier != NOBODY:
-        write[Fence](record.earlier, message.earlier)
-
-
-def write_of_step(record: ChiefRecord, message: chief_service_pb2.ChiefRecord, write: Write) -> None:
-    """Encodes the part of a record that is of a step."""
-    message.epoch = record.epoch
-    message.step = record.step
-    for one in record.chosen:
-        write[ChosenPush](one, message.chosen.add())
-    if (data := record.data) is not None:
-        write[DataMarks](data, message.data)
-    if record.attached != NO_STEP_ATTACHMENTS:
-        write[StepAttachments](record.attached, message.attached)
-
-
-def read_record(message: chief_service_pb2.ChiefRecord, read: Read) -> ChiefRecord:
-    """Decodes and checks what a chief has left for its successor."""
-
-    def change(pair: parameter_service_pb2.OptimizerChange) -> tuple[OptimizerSpec, OptimizerSpec]:
-        require(pair, "original")
-        require(pair, "current")
-        return read[OptimizerSpec](pair.original), read[OptimizerSpec](pair.current)
-
-    return ChiefRecord(
-        model=read[ModelSpec](message.model) if message.HasField("model") else None,
-        policy=read[PolicySpec](message.policy),
-        settings_version=message.settings_version,
-        optimizers=decode_each(message.optimizers, change, field="optimizers"),
-        num_rollbacks=message.num_rollbacks,
-        last_rollback=message.last_rollback,
-        rejects_nonfinite=message.rejects_nonfinite,
-        oldest_kept=message.oldest_kept,
-        epoch=message.epoch,
-        step=message.step,
-        chosen=decode_each(message.chosen, read[ChosenPush], field="chosen"),
-        data=read[DataMarks](message.data) if message.HasField("data") else None,
-        attached=read[StepAttachments](message.attached),
-        earlier=read[Fence](message.earlier) if message.HasField("earlier") else NOBODY,
-    )
 
 
 # The messages of every step.
