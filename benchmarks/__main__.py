@@ -21,6 +21,7 @@ SUITES = {
     "compression": ("suites.wire.compression", "what each wire format saves, costs and spoils"),
     "policies": ("suites.coordination.policies", "sync, ssp and async on the same work, one worker slow"),
     "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
+    "outer": ("suites.coordination.outer", "gradients of each step, beside outer steps of several inner ones: loss, bytes, time"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),
     "scale_workers": ("suites.scale.workers", "1,000 workers that wait for one chief"),
     "scale_variables": ("suites.scale.variables", "the same bytes in 10,000 variables and in 10"),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import worker_client
+from benchmarks.harness.language import Language
 from benchmarks.harness.worker import Station
-from benchmarks.suites.fresh.language import Language
 from ps_protocol.model.variables import Array
 from worker_client import adamw, piecewise_constant, sgd
 
