@@ -10,16 +10,12 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, check_name
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
-from ps_protocol.model.data import DataMarks
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement, check_placement
-from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, check_tag
-from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, StepAttachments
-from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import MAX_STEP, CheckpointFile, WorkerPushes
+from ps_protocol.model.spec import ModelSpec, Placement, check_placement
+from ps_protocol.roles.checkpoint import Checkpoint, check_tag
+from ps_protocol.roles.shard import MAX_STEP, CheckpointFile
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.fields import require
 
 FORMAT = "lockstep-checkpoint"
 FORMAT_VERSION = 1
@@ -65,7 +61,9 @@ class ManifestEncoder:
     def encode(self, checkpoint: Checkpoint, *, saved_at: str) -> bytes:
         """Returns a manifest; `saved_at` is the date and time as text, for people."""
         self._encode_what_stays(checkpoint.record.model, checkpoint.placement)
-        rest: dict[str, Any] = MessageToDict(_encode_rest(checkpoint, saved_at), preserving_proto_field_name=True)
+        message = codec.encode(replace(checkpoint, record=replace(checkpoint.record, model=None), placement=()))
+        message.format, message.format_version, message.saved_at = FORMAT, FORMAT_VERSION, saved_at
+        rest: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
         record = _joined(rest.pop("record", {}), {"model": self._model_text})
         content = _joined(rest, {"record": record, "placement": self._placement_text}).encode().removesuffix(b"\n}")
         return content + manifest_end(content)
@@ -113,7 +111,7 @@ def decode_fields(fields: dict[str, Any], *, where: str) -> tuple[Checkpoint, st
     message = pb.CheckpointManifest()
     try:
         ParseDict(fields, message)
-        checkpoint = _decode(message)
+        checkpoint = codec.decode(Checkpoint, message)
         _check(checkpoint)
     except PsError as error:
         raise _invalid(where, error.message) from None
@@ -122,43 +120,8 @@ def decode_fields(fields: dict[str, Any], *, where: str) -> tuple[Checkpoint, st
     return checkpoint, message.saved_at
 
 
-def _encode_rest(checkpoint: Checkpoint, saved_at: str) -> pb.CheckpointManifest:
-    """Encodes all but the model and the placement."""
-    return pb.CheckpointManifest(
-        format=FORMAT,
-        format_version=FORMAT_VERSION,
-        tag=checkpoint.tag,
-        cluster=checkpoint.cluster,
-        fence=codec.encode(checkpoint.fence),
-        step=checkpoint.step,
-        num_shards=checkpoint.num_shards,
-        record=codec.encode(replace(checkpoint.record, model=None)),
-        files=[codec.encode(file) for file in checkpoint.files],
-        pushes=[codec.encode(pushes) for pushes in checkpoint.pushes],
-        data=None if checkpoint.data is None else codec.encode(checkpoint.data),
-        attached=None if checkpoint.attached == NO_STEP_ATTACHMENTS else codec.encode(checkpoint.attached),
-        saved_at=saved_at,
-    )
-
-
-def _decode(message: pb.CheckpointManifest) -> Checkpoint:
-    require(message, "record")
-    return Checkpoint(
-        tag=check_tag(message.tag),
-        cluster=message.cluster,
-        fence=codec.decode_field(Fence, message, "fence"),
-        step=message.step,
-        num_shards=message.num_shards,
-        record=codec.decode(ChiefRecord, message.record),
-        placement=codec.decode_each(PlacedSlice, message.placement, field="placement"),
-        files=codec.decode_each(CheckpointFile, message.files, field="files"),
-        pushes=codec.decode_each(WorkerPushes, message.pushes, field="pushes"),
-        data=codec.decode(DataMarks, message.data) if message.HasField("data") else None,
-        attached=codec.decode(StepAttachments, message.attached),
-    )
-
-
 def _check(checkpoint: Checkpoint) -> None:
+    check_tag(checkpoint.tag)
     if not 0 <= checkpoint.step <= MAX_STEP:
         raise InvalidSpec(f"step {checkpoint.step}, want 0 to 2^62")
     if checkpoint.fence.epoch < 1 or checkpoint.num_shards < 1:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -45,18 +45,8 @@ _LENGTH_BYTES = 4
 _MAX_PIECES = 1000
 # So often a reader looks for the segments of a cluster that removes them meanwhile.
 _MAX_LOOKS = 100
-_FIELDS: Mapping[type, str] = {
-    events.Begun: "begun",
-    events.Contributed: "contributed",
-    events.Answered: "answered",
-    events.Created: "created",
-    events.StateKept: "state_kept",
-    events.Configured: "configured",
-    events.Applied: "applied",
-    events.Arrived: "arrived",
-    events.Counted: "counted",
-}
-_EVENTS: Mapping[str, Any] = {name: event for event, name in _FIELDS.items()}
+_EVENTS: Mapping[str, Any] = {re.sub("(?<=.)[A-Z]", r"_\g<0>", event.__name__).lower(): event for event in get_args(Event)}
+_FIELDS: Mapping[type, str] = {event: name for name, event in _EVENTS.items()}
 # What happens to a server's values needs the values.
 _NEEDS_EARLIER = (events.Configured, events.Applied, events.Arrived)
 

@@ -101,11 +101,7 @@ def _receive(messages: Iterator[bytes], data_type: DataType) -> Taken:
     shape, dense_shape = tuple(header.shape), tuple(header.dense_shape)
     probe = GradientHeader(name="taken", client=1, sequence=1, local_step=0, shape=shape, num_indices=header.num_indices)
     content = aligned_bytes(probe.num_bytes(data_type))
-    writer = Segments([content]).writer()
-    if frame is not None:
-        writer.write(frame.offset, frame.data)
-    write_frames(messages, pb.TakeGradientResponse, writer)
-    writer.finish()
+    write_frames(frame, messages, pb.TakeGradientResponse, Segments([content]).writer())
     values, indices = arrays_of(content, data_type=data_type, shape=shape, num_indices=header.num_indices)
     if not dense_shape:
         return Taken(count=header.count, step=header.step, values=values)

@@ -63,10 +63,6 @@ def _receive(messages: Iterator[bytes]) -> Found:
     if header.key is None:
         return Found(process_incarnation=header.process_incarnation, newest=header.newest)
     content = aligned_bytes(header.content_bytes)
-    writer = Segments([content]).writer()
-    if frame is not None:
-        writer.write(frame.offset, frame.data)
-    write_frames(messages, pb.ReadBoardResponse, writer)
-    writer.finish()
+    write_frames(frame, messages, pb.ReadBoardResponse, Segments([content]).writer())
     post = Post(key=header.key, incarnation=header.incarnation, content=content)
     return Found(process_incarnation=header.process_incarnation, newest=header.newest, post=post)

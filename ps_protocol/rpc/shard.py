@@ -77,10 +77,7 @@ def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, wanted: int 
         raise MalformedMessage("its stream does not begin with a step")
     if not _is_answer(header.step, wanted):
         raise _other_step(header.step, wanted)
-    if frame is not None:
-        writer.write(frame.offset, frame.data)
-    write_frames(messages, pb.ReadRowsResponse, writer)
-    writer.finish()
+    write_frames(frame, messages, pb.ReadRowsResponse, writer)
     return header.step
 
 

@@ -12,7 +12,7 @@ from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, Partition, SparseMean, VariableSpec
 from ps_protocol.roles.accumulators import AccumulatorCreation, AccumulatorSpec, AccumulatorStatus, AccumulatorStatusRequest, CreateAccumulatorRequest, DeleteAccumulatorRequest, GradientHeader, GradientReply, Reduction, SetAccumulatorStepRequest, TakeRequest
 from ps_protocol.roles.board import BoardRequest, FoundHeader, Key, PostHeader
-from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, ClusterStatusRequest, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, FollowerReport, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
 from ps_protocol.roles.fence import Era, Fence
@@ -62,6 +62,7 @@ _Level_MEMBERS: dict[Any, Any] = {1: Level.GREEN, 2: Level.AMBER, 3: Level.RED}
 _ChosenPush_attached = fields.default_of(ChosenPush, "attached")
 _ChiefRecord_attached = fields.default_of(ChiefRecord, "attached")
 _ChiefRecord_earlier = fields.default_of(ChiefRecord, "earlier")
+_Checkpoint_attached = fields.default_of(Checkpoint, "attached")
 _Role_NUMBERS: dict[Any, Any] = {Role.PARAMETER_SERVER: 1, Role.CHIEF: 2}
 _Role_MEMBERS: dict[Any, Any] = {1: Role.PARAMETER_SERVER, 2: Role.CHIEF}
 _Reduction_NUMBERS: dict[Any, Any] = {Reduction.MEAN: 1, Reduction.SUM: 2}
@@ -1482,6 +1483,45 @@ def read_ChiefRecord(message: Any) -> ChiefRecord:
     )
 
 
+def write_Checkpoint(value: Checkpoint, message: Any) -> None:
+    message.tag = value.tag
+    message.cluster = value.cluster
+    write_Fence(value.fence, message.fence)
+    message.step = value.step
+    message.num_shards = value.num_shards
+    write_ChiefRecord(value.record, message.record)
+    if one := value.placement:
+        for item in one:
+            write_PlacedSlice(item, message.placement.add())
+    if one := value.files:
+        for item in one:
+            write_CheckpointFile(item, message.files.add())
+    if one := value.pushes:
+        for item in one:
+            write_WorkerPushes(item, message.pushes.add())
+    if (one := value.data) is not None:
+        write_DataMarks(one, message.data)
+    if (one := value.attached) is not _Checkpoint_attached and one != _Checkpoint_attached:
+        message.attached.SetInParent()
+        write_StepAttachments(one, message.attached)
+
+
+def read_Checkpoint(message: Any) -> Checkpoint:
+    return Checkpoint(
+        tag=message.tag,
+        cluster=message.cluster,
+        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
+        step=message.step,
+        num_shards=message.num_shards,
+        record=read_ChiefRecord(message.record) if message.HasField("record") else fields.missing(message, "record"),
+        placement=fields.decode_each(message.placement, read_PlacedSlice, field="placement") if message.placement else (),
+        files=fields.decode_each(message.files, read_CheckpointFile, field="files") if message.files else (),
+        pushes=fields.decode_each(message.pushes, read_WorkerPushes, field="pushes") if message.pushes else (),
+        data=read_DataMarks(message.data) if message.HasField("data") else None,
+        attached=read_StepAttachments(message.attached) if message.HasField("attached") else _Checkpoint_attached,
+    )
+
+
 def write_Begun(value: Begun, message: Any) -> None:
     message.format = value.format
     message.role = value.role
@@ -2600,6 +2640,7 @@ WRITE: dict[type, Any] = {
     ContributionCounts: write_ContributionCounts,
     ChosenPush: write_ChosenPush,
     ChiefRecord: write_ChiefRecord,
+    Checkpoint: write_Checkpoint,
     Begun: write_Begun,
     Contributed: write_Contributed,
     Answered: write_Answered,
@@ -2726,6 +2767,7 @@ READ: dict[type, Any] = {
     ContributionCounts: read_ContributionCounts,
     ChosenPush: read_ChosenPush,
     ChiefRecord: read_ChiefRecord,
+    Checkpoint: read_Checkpoint,
     Begun: read_Begun,
     Contributed: read_Contributed,
     Answered: read_Answered,
@@ -2852,6 +2894,7 @@ MESSAGE: dict[type, Any] = {
     ContributionCounts: chief_service_pb2.ContributionCounts,
     ChosenPush: chief_service_pb2.ChosenPush,
     ChiefRecord: chief_service_pb2.ChiefRecord,
+    Checkpoint: chief_service_pb2.CheckpointManifest,
     Begun: history_pb2.HistoryRecord.Begun,
     Contributed: history_pb2.HistoryRecord.Contributed,
     Answered: history_pb2.HistoryRecord.Answered,

@@ -106,8 +106,10 @@ def takes_long(message: bytes) -> bool:
     return start > _QUICK_BYTES or _frame_span(message, start) is None
 
 
-def write_frames(messages: Iterable[bytes], message_type: type[StreamMessage], writer: FrameWriter) -> None:
-    """Writes the frames of the rest of a stream, after its first message; raises MalformedMessage if one carries a header again."""
+def write_frames(frame: Frame | None, messages: Iterable[bytes], message_type: type[StreamMessage], writer: FrameWriter) -> None:
+    """Writes all frames of a stream, that of its first message first; raises MalformedMessage if a later one carries a header again."""
+    if frame is not None:
+        writer.write(frame.offset, frame.data)
     for message in messages:
         header, frame = parse(message, message_type)
         if header is not None:
@@ -116,6 +118,7 @@ def write_frames(messages: Iterable[bytes], message_type: type[StreamMessage], w
             )
         if frame is not None:
             writer.write(frame.offset, frame.data)
+    writer.finish()
 
 
 def _parse_slowly(message: bytes, message_type: type[StreamMessage]) -> tuple[StreamMessage | None, Frame | None]:

@@ -20,7 +20,7 @@ from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
 from ps_protocol.roles import accumulators, board, chief, fence, history, identity, shard, weights
-from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
 from ps_protocol.roles.request import RPCS, Rpc
 from ps_protocol.v1 import (
@@ -185,21 +185,9 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=chief.ContributionCounts, message=chief_service_pb2.ContributionCounts),
     Pair(value=ChosenPush, message=chief_service_pb2.ChosenPush),
     Pair(value=ChiefRecord, message=chief_service_pb2.ChiefRecord),
+    Pair(value=Checkpoint, message=chief_service_pb2.CheckpointManifest, filled=frozenset({"format", "format_version", "saved_at"})),
     # Histories.
-    *(
-        Pair(value=event, message=getattr(history_pb2.HistoryRecord, event.__name__))
-        for event in (
-            history.Begun,
-            history.Contributed,
-            history.Answered,
-            history.Created,
-            history.StateKept,
-            history.Configured,
-            history.Applied,
-            history.Arrived,
-            history.Counted,
-        )
-    ),
+    *(Pair(value=event, message=getattr(history_pb2.HistoryRecord, event.__name__)) for event in typing.get_args(history.Event)),
     # The handshake.
     Pair(value=identity.ProtocolVersion, message=handshake_service_pb2.ProtocolVersion),
     Pair(value=identity.Identity, message=handshake_service_pb2.Identity, label="identity"),

@@ -544,16 +544,6 @@ def decode_signs(encoded: Array, values: Array) -> None:
                 text="    num_workers: int = 0\n",
             ),
             Edit(
-                path="ps_protocol/checkpoint/manifest.py",
-                before="        num_shards=checkpoint.num_shards,\n",
-                text="        num_workers=checkpoint.num_workers,\n",
-            ),
-            Edit(
-                path="ps_protocol/checkpoint/manifest.py",
-                before="        num_shards=message.num_shards,\n",
-                text="        num_workers=message.num_workers,\n",
-            ),
-            Edit(
                 path="chief/core/epoch/training.py",
                 before="            num_shards=len(self._servers),\n            record=",
                 text="            num_workers=self._members.num_known_workers,\n",

@@ -203,12 +203,9 @@ def test_message_of_a_large_tensor_fits_the_limit() -> None:
 def test_rest_of_a_stream_is_written_in_order() -> None:
     content, messages = stream(5000, frame_bytes=1000)
     memory = np.zeros(5000, np.uint8)
-    writer = Segments([memory]).writer()
     _, first = parse(messages[0], pb.PushRequest)
     assert first is not None
-    writer.write(first.offset, first.data)
-    write_frames(messages[1:], pb.PushRequest, writer)
-    writer.finish()
+    write_frames(first, messages[1:], pb.PushRequest, Segments([memory]).writer())
     assert memory.tobytes() == content
 
 
@@ -232,17 +229,11 @@ def swapped(messages: list[bytes]) -> list[bytes]:
 def test_spoiled_streams_are_refused(spoil: Callable[[list[bytes]], list[bytes]], error: type[Exception]) -> None:
     messages = [encode_frame(b"", offset=offset, data=bytes(1000)) for offset in range(0, 4000, 1000)]
     writer = Segments([np.zeros(4000, np.uint8)]).writer()
-
-    def receive() -> None:
-        write_frames(spoil(messages), pb.PushRequest, writer)
-        writer.finish()
-
     with pytest.raises(error):
-        receive()
+        write_frames(None, spoil(messages), pb.PushRequest, writer)
 
 
 def test_frame_without_data_is_harmless() -> None:
     writer = Segments([np.zeros(2, np.uint8)]).writer()
-    write_frames([b"\x12\x00", b"", encode_frame(b"", offset=0, data=b"ab"), b"\x12\x02\x08\x02"], pb.PushRequest, writer)
-    writer.finish()
+    write_frames(None, [b"\x12\x00", b"", encode_frame(b"", offset=0, data=b"ab"), b"\x12\x02\x08\x02"], pb.PushRequest, writer)
     assert parse(b"\x12\x00", pb.PushRequest) == (None, Frame(0, memoryview(b"")))
