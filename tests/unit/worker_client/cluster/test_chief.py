@@ -8,7 +8,7 @@ import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from ps_protocol.roles.chief import GetModelRequest
-from ps_protocol.roles.shard import ShardReport, ShardStatus
+from ps_protocol.roles.shard import ShardReport, ShardStatus, ShardStatusRequest
 from tests.support.chief.eras import fence
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import ChiefLink
@@ -41,6 +41,21 @@ def status(address: str, incarnation: int) -> ShardStatus:
     return ShardStatus(shard=0, process_incarnation=0, fence=fence(1, incarnation), step=None, report=ShardReport(), chief_address=address)
 
 
+class FakeServer:
+    """Answers its status, or is not there."""
+
+    def __init__(self, status: ShardStatus | None) -> None:
+        self.status = status
+
+    def call(self, request: ShardStatusRequest) -> ShardStatus:
+        if self.status is None:
+            raise Unavailable("nobody there")
+        return self.status
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class Town:
     """Chiefs by address, and what each server says of them."""
 
@@ -58,12 +73,9 @@ class Town:
         chief.call(GetModelRequest())
         return chief
 
-    def status_of(self, address: str) -> ShardStatus:
+    def open_replica(self, index: None, address: str) -> "FakeServer":
         self.num_looks += 1
-        found = self.statuses[address]
-        if found is None:
-            raise Unavailable("nobody there")
-        return found
+        return FakeServer(self.statuses[address])
 
     def ask(self, before: Callable[[], None] | None = None) -> Any:
         return self.link.ask_once(GetModelRequest(), before=before)
