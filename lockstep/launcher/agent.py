@@ -5,6 +5,7 @@ the launcher or to the connection, no process is left behind: the end of standar
 """
 
 import base64
+import importlib.util
 import json
 import os
 import select
@@ -89,6 +90,8 @@ def _run(task: dict[str, Any], lines: Iterator[bytes], channel: Channel) -> int:
         if not os.path.exists(path):
             raise Refused(f"it does not see {path}, which the launcher has written; all hosts must share that directory, or give a URL")
     if not task["command"]:
+        if missing := [name for name in ("grpc", "numpy") if importlib.util.find_spec(name) is None]:
+            raise Refused(f"its Python, {sys.executable}, has no {' and no '.join(missing)}; install lockstep-ps there by pip")
         return 0
     with Supervisor(log_directory=None, show_line=lambda name, line: channel.output(line)) as supervisor:
         # An engine that ends a job signals every process of it. This one passes on how the others end, and ends with the launcher.
