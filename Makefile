@@ -66,7 +66,7 @@ test-frameworks: $(FRAMEWORKS)  ## run the tests with PyTorch, JAX, Keras, sciki
 
 test-engines: $(DEV) $(if $(filter torchrun,$(ENGINE)),$(FRAMEWORKS)) $(if $(filter ray,$(ENGINE)),$(RAY))  ## run a cluster in a real engine on hosts of its own, as root: ENGINE=slurm (default), ssh, torchrun, mpi, ray
 	@$(if $(filter ray,$(ENGINE)),.venv-ray/bin/python -m pytest,$(PYTEST)) -m engine -s -o faulthandler_timeout=0 \
-	  tests/engines/test_$(or $(ENGINE),slurm).py $(ARGS)
+	  tests/engines -k $(or $(ENGINE),slurm) $(ARGS)
 
 coverage: $(DEV)  ## measure which lines and branches the tests reach, subprocesses included
 	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \

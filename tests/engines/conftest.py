@@ -1,8 +1,31 @@
 """Tests with real engines, which `make test-engines ENGINE=…` runs."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
+
+from tests.engines.demo import Engine
+from tests.engines.mpi import Mpi
+from tests.engines.ray_nodes import Ray
+from tests.engines.slurm import Slurm
+from tests.engines.ssh import Ssh
+from tests.engines.torchrun import Torchrun
+
+ENGINES: dict[str, type[Engine]] = {"ssh": Ssh, "slurm": Slurm, "ray": Ray, "torchrun": Torchrun, "mpi": Mpi}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """They need root and programs that are not Python's. Asked of the tests in this folder only."""
     item.add_marker("engine")
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """The engine of a name, started; skips the test where it cannot run."""
+    made = ENGINES[request.param]
+    if why := made.why_not():
+        pytest.skip(f"no {request.param} here: {why}")
+    with ExitStack() as stack:
+        yield made(tmp_path, stack)

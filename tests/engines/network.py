@@ -6,6 +6,7 @@ not found: the hosts seem to be one, and do not see each other's processes.
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,10 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 _NET, _BRIDGE = "10.77.0", "lockstep-br"
-# Gives what runs on a host its name, its table of names, and its own processes, which end with the first of them.
+# Gives what runs on a host its name, its table of names, and its own processes, which end with the first of them: a shell that waits
+# until it is alone there.
 _ENTER = ("unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
-_NAMED = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+_NAMED = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; "$@"; code=$?; '
+_NAMED += "while set -- /proc/[0-9]*; [ $# -gt 1 ]; do sleep 0.1; done; exit $code"
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 
 
@@ -46,6 +51,29 @@ class Network:
     def address(name: str) -> str:
         """Where the others reach a host."""
         return f"{_NET}.{name[1:]}"
+
+    def host_of(self, role: str) -> str:
+        """Where a launcher puts a process such as "worker 2"."""
+        return self.names[int(role.partition(" ")[2] or 0) % len(self.names)]
+
+    def terminate(self, program: str) -> None:
+        """Asks all processes of a program to end."""
+        for one in self._processes():
+            if one.info["name"] == program:
+                one.terminate()
+
+    def left(self) -> list[str]:
+        """The commands of Lockstep that run on the hosts."""
+        found = [" ".join(one.info["cmdline"] or ()) for one in self._processes()]
+        return [words for words in found if re.search(r"lockstep[ ./]|ps_server|-m chief", words) and not words.startswith("unshare")]
+
+    def _processes(self) -> list[psutil.Process]:
+        spaces, found = {Path(f"/run/netns/lockstep-{name}").stat().st_ino for name in self.names}, []
+        for one in psutil.process_iter(["cmdline", "name"]):  # read now: it may have ended later
+            with suppress(OSError):
+                if Path(f"/proc/{one.pid}/ns/net").stat().st_ino in spaces:
+                    found.append(one)
+        return found
 
     def on(self, name: str, *command: str) -> list[str]:
         """Returns the command that runs another one on a host; whatever that starts ends with it."""

@@ -1,17 +1,22 @@
-"""A real Slurm on this machine: its controller, and a node on each host of a network. Everything it writes is in one directory."""
+"""A real Slurm on this machine, with a node on each host of a network, which runs the documented script. Writes to one directory."""
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.engines.network import Network, network, why_not
+from tests.engines.demo import Demo, recovery
+from tests.engines.network import network, why_not
+from tests.engines.ssh import LOCKSTEP
+from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 _DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
 _CPUS = 4
+# The exit codes of jobs that have ended.
+_ENDED = {"COMPLETED": 0, "FAILED": 1, "CANCELLED": 1, "TIMEOUT": 1, "NODE_FAIL": 1}
 # A node that does not answer for 15 s is down; what is left of a job has 10 s to end.
 _CONFIG = """
 ClusterName=lockstep
@@ -43,22 +48,27 @@ PartitionName=all Nodes=h[1-{num_nodes}] Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def why_no_slurm() -> str:
-    """Why Slurm cannot run here; empty: it can."""
-    missing = [daemon for daemon in _DAEMONS if shutil.which(daemon) is None]
-    return why_not() or (f"no {', '.join(missing)} in PATH; Debian has them in slurm-wlm and munge" if missing else "")
-
-
 class Slurm:
-    """A cluster of nodes h1, h2, …"""
+    """Nodes h1, h2 and h3. It queues a job again whose script is lost with its node."""
 
-    def __init__(self, net: Network, state: Path) -> None:
-        self.net, self._state = net, state
-        self.environment = {**os.environ, "SLURM_CONF": str(state / "slurm.conf")}
+    survives: tuple[str, ...] = ("worker 2", "ps 1")
+    ends_with: tuple[str, ...] = ("chief",)
 
-    def start(self, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.net, self.directory, self._state = stack.enter_context(network(3, directory)), directory, directory / "slurm"
+        self.environment = {**os.environ, "SLURM_CONF": str(self._state / "slurm.conf")}
+        self.left = self.net.left
+        self._start(stack)
+
+    @staticmethod
+    def why_not() -> str:
+        missing = [daemon for daemon in _DAEMONS if shutil.which(daemon) is None]
+        return why_not() or (f"no {', '.join(missing)} in PATH; Debian has them in slurm-wlm and munge" if missing else "")
+
+    def _start(self, stack: ExitStack) -> None:
         """Returns once all nodes are idle."""
         state, nodes = self._state, self.net.names
+        state.mkdir()
         for name in ("ctld", *nodes):
             (state / name).mkdir()
         (state / "munge.key").write_bytes(os.urandom(128))
@@ -75,9 +85,9 @@ class Slurm:
         wait_until((state / "munge.socket").exists, what="munged serves")
         self._begin(stack, ["slurmctld", "-D", "-c"])
         for name in nodes:
-            self.revive(name)
+            self._revive(name)
         wait_until(
-            lambda: self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split() == list(nodes), what="nodes are idle", timeout_s=30
+            lambda: self.command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split() == list(nodes), what="nodes are idle", timeout_s=30
         )
 
     def _begin(self, stack: ExitStack, command: list[str]) -> None:
@@ -86,36 +96,48 @@ class Slurm:
         stack.callback(daemon.wait)
         stack.callback(daemon.terminate)
 
-    def run(self, *command: str) -> str:
+    def command(self, *command: str) -> str:
         """Runs a command of Slurm's, and returns what it prints."""
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False).stdout
 
-    def revive(self, name: str) -> None:
+    def _revive(self, name: str) -> None:
         """Starts a node, again after its host was lost."""
         self.net.start(name, "slurmd", "-D", "-N", name, out=self._state / f"{name}.out", environment=self.environment)
 
-    def is_down(self, name: str) -> bool:
-        """Whether Slurm has noticed that a node is lost."""
-        return "down" in self.run("sinfo", "-h", "-n", name, "-o", "%t")
+    def run(self, *flags: str, pace: float = 0.05, limits: tuple[str, ...] = ("--time=10",)) -> Demo:
+        found = re.search(r"^```\n(#!/bin/bash\n#SBATCH.*?)^```", (ROOT / "docs/how-to/running.md").read_text(), re.DOTALL | re.MULTILINE)
+        assert found is not None
+        words = " ".join([LOCKSTEP, "demo", "--pace", str(pace), *recovery(self.directory), *flags])
+        text = re.sub("--checkpoint-dir [^ ]+ -- python train.py", "", found[1].replace("lockstep up", words))
+        assert "#SBATCH --no-kill" in text and "train.py" not in text
+        script, out = self.directory / "job.sh", self.directory / "out"
+        script.write_text(text)
+        self.job = self.command("sbatch", "--parsable", f"--output={out}", f"--chdir={self.directory}", *limits, str(script)).strip()
+        return Demo(out, lambda: _ENDED.get(self.state))
 
-    def submit(self, script: Path, out: Path, *flags: str) -> str:
-        """Queues a script, and returns the number of its job."""
-        return self.run("sbatch", "--parsable", f"--output={out}", *flags, str(script)).strip()
+    @property
+    def state(self) -> str:
+        """That of the job, for example RUNNING."""
+        return self.command("squeue", "-h", "-t", "all", "-j", self.job, "-o", "%T").strip()
 
-    def state_of(self, job: str) -> str:
-        """For example RUNNING."""
-        return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()
+    def begin_anew(self) -> None:
+        """Has a job that is queued again begin at once: it would wait for two minutes."""
+        wait_until(lambda: self.state == "PENDING", what="it is queued again", timeout_s=120)
+        self.command("scontrol", "update", f"jobid={self.job}", "StartTime=now")
 
-    def await_end(self, job: str, *, timeout_s: float = 90.0) -> None:
-        """Waits until a job has ended."""
-        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        wait_until(lambda: self.state_of(job) in ended, what=f"job {job} ends", timeout_s=timeout_s)
+    def run_again(self) -> None:
+        self.begin_anew()
+        wait_until(lambda: self._is_down("h1"), what="Slurm notices it", timeout_s=60)
+        self._revive("h1")
 
+    def ask_to_end(self) -> None:
+        self.command("scancel", self.job)
 
-@contextmanager
-def slurm(num_nodes: int, state: Path) -> Iterator[Slurm]:
-    """Starts the nodes, and ends them with all that runs there."""
-    with ExitStack() as stack:
-        made = Slurm(stack.enter_context(network(num_nodes, state)), state)
-        made.start(stack)
-        yield made
+    def lose(self, role: str) -> None:
+        self.net.kill(self.net.host_of(role))
+
+    def has_noticed(self, role: str, run: Demo) -> bool:
+        return self._is_down(self.net.host_of(role))
+
+    def _is_down(self, name: str) -> bool:
+        return "down" in self.command("sinfo", "-h", "-n", name, "-o", "%t")

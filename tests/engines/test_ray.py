@@ -1,4 +1,4 @@
-"""A cluster on the nodes of a real Ray: functions and programs train there, through the loss of each node, and nothing is left behind."""
+"""`lockstep.ray.up()` on a real Ray: functions train there, what they return or raise comes back, and nothing is left behind."""
 
 import os
 import re
@@ -6,17 +6,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: `make test-engines ENGINE=ray` has it")
 
-from lockstep.launcher.engines.ray_bridge import FUNCTION_VARIABLE
-from tests.engines.ray_nodes import RayNodes, ray_nodes, words_of
+from tests.engines.ray_nodes import left_on_nodes, ray_cluster
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,12 +28,12 @@ def test_without_a_ray_the_command_says_how_to_start_one(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def ray_of_three() -> Iterator[RayNodes]:
-    with ray_nodes(3) as nodes:
+def ray_of_three() -> Iterator[Any]:
+    with ray_cluster(3) as nodes:
         yield nodes
 
 
-def run(nodes: RayNodes, directory: Path, program: str) -> "subprocess.CompletedProcess[str]":
+def run(nodes: Any, directory: Path, program: str) -> "subprocess.CompletedProcess[str]":
     """Runs a driver of Ray."""
     (directory / "driver.py").write_text(textwrap.dedent(program))
     environment = {**os.environ, "RAY_ADDRESS": nodes.address}
@@ -46,14 +44,10 @@ def run(nodes: RayNodes, directory: Path, program: str) -> "subprocess.Completed
 
 
 def assert_nothing_is_left() -> None:
-    def left() -> list[list[str]]:
-        words = map(words_of, psutil.process_iter())
-        return [command for command, environment in words if FUNCTION_VARIABLE in environment]
-
-    wait_until(lambda: not left(), what="nothing of Lockstep is left on Ray's nodes", timeout_s=20)
+    wait_until(lambda: not left_on_nodes(), what="nothing of Lockstep is left on Ray's nodes", timeout_s=20)
 
 
-def test_a_function_trains_on_each_worker_and_what_it_returns_comes_back(ray_of_three: RayNodes, tmp_path: Path) -> None:
+def test_a_function_trains_on_each_worker_and_what_it_returns_comes_back(ray_of_three: Any, tmp_path: Path) -> None:
     ended = run(
         ray_of_three,
         tmp_path,
@@ -83,7 +77,7 @@ def test_a_function_trains_on_each_worker_and_what_it_returns_comes_back(ray_of_
     assert_nothing_is_left()
 
 
-def test_what_a_function_raises_is_raised_by_the_driver(ray_of_three: RayNodes, tmp_path: Path) -> None:
+def test_what_a_function_raises_is_raised_by_the_driver(ray_of_three: Any, tmp_path: Path) -> None:
     ended = run(
         ray_of_three,
         tmp_path,
@@ -119,52 +113,13 @@ def test_what_a_function_raises_is_raised_by_the_driver(ray_of_three: RayNodes, 
         ("lockstep.ray.up(lambda: open('/nowhere'), num_workers=1)", "No such file or directory: '/nowhere'"),
     ],
 )
-def test_a_mistake_is_an_error_of_the_driver_in_a_sentence(ray_of_three: RayNodes, tmp_path: Path, call: str, words: str) -> None:
+def test_a_mistake_is_an_error_of_the_driver_in_a_sentence(ray_of_three: Any, tmp_path: Path, call: str, words: str) -> None:
     program = f"import lockstep.ray\ntry:\n    {call}\nexcept Exception as error:\n    print('the driver has', error)\n"
     said = run(ray_of_three, tmp_path, program).stdout
     assert re.search(f"the driver has .*{words}", said), said
 
 
-ROLES: dict[str, Callable[[list[str], dict[str, str]], bool]] = {
-    "worker 2": lambda command, environment: "lockstep.demo.worker" in command and environment.get("LOCKSTEP_WORKER_INDEX") == "2",
-    "ps 1": lambda command, _: "ps_server" in command and command[command.index("--index") + 1] == "1",
-    "chief": lambda command, _: "chief" in command,
-}
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_training_goes_on_when_a_node_is_lost(role: str, tmp_path: Path) -> None:
-    with ray_nodes(3) as nodes:
-        program = [sys.executable, "-m", "lockstep.demo.worker", "--pace", "0.02", "--least-accuracy", "0.95"]
-        recovery = ["--restart-workers", "9", "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-steps", "50"]
-        words = ["up", "--engine", "ray", "--ps", "2", "--workers", "3", "--max-steps", "600", "--lease", "3", *recovery, "--", *program]
-        environment = {**os.environ, "RAY_ADDRESS": nodes.address}
-        out = tmp_path / "out"
-        with out.open("w") as sink:
-            process = subprocess.Popen([sys.executable, "-m", "lockstep", *words], cwd=tmp_path, env=environment, stdout=sink, stderr=sink)
-        try:
-            wait_until(lambda: re.search(r"\[worker 0\] step [1-9]\d\d", out.read_text()), what="step 100", timeout_s=60)
-            nodes.kill_that_with(ROLES[role])
-            lost_at, before = time.monotonic(), len(out.read_text())
-            wait_until(lambda: "is lost" in out.read_text(), what="it is noticed", timeout_s=60)
-            noticed_at = time.monotonic()
-            wait_until(lambda: f"{role} is started again" in out.read_text(), what=f"{role} is started again", timeout_s=60)
-            again = r"\[worker 0\] step |state=TRAINING"
-            wait_until(lambda: re.search(again, out.read_text()[before:].partition("is started again")[2]), what="it goes on", timeout_s=20)
-            print(f"{role}: noticed after {noticed_at - lost_at:.1f} s, went on {time.monotonic() - noticed_at:.1f} s later")
-            process.wait(120)
-        finally:
-            process.kill()
-            process.wait()
-        said = out.read_text()
-        assert process.returncode == 0 and "[lockstep] training finished" in said and "Traceback" not in said, said
-        assert min(map(float, re.findall(r"finished at step \d+: test accuracy (\d\.\d+)", said))) >= 0.95, said
-        assert_nothing_is_left()
-
-
-def test_a_driver_that_is_interrupted_saves_a_checkpoint_and_one_that_is_killed_leaves_nothing(
-    ray_of_three: RayNodes, tmp_path: Path
-) -> None:
+def test_a_driver_that_is_interrupted_saves_a_checkpoint_and_one_that_is_killed_leaves_nothing(ray_of_three: Any, tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(
         textwrap.dedent(
             f"""
