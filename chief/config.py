@@ -57,6 +57,8 @@ class ChiefConfig:
                 raise InvalidSpec(
                     f"--ps: {address} occurs twice, as ps {self.ps.index(address)} and ps {index}; each needs its own address"
                 )
+            if address in (self.address, self.advertise):
+                raise InvalidSpec(f"--ps: {address} (of ps {index}) is the chief's; each needs its own address")
         parse_address(self.address, is_bind=True)
         if self.advertise:
             parse_address(self.advertise, is_bind=True)

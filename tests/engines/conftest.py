@@ -15,6 +15,11 @@ from tests.engines.torchrun import Torchrun
 
 ENGINES: dict[str, type[Engine]] = {"ssh": Ssh, "slurm": Slurm, "ray": Ray, "torchrun": Torchrun, "mpi": Mpi}
 
+ABSENT = {
+    "kubernetes": "no Kubernetes of 1.27 or newer is started here; tests/unit/lockstep/kubernetes holds what is rendered to its schemas",
+    "skypilot": "SkyPilot has nodes of a cloud; tests/processes/cli/test_hosts.py runs its task here with the variables that it sets",
+}
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """They need root and programs that are not Python's. Asked of the tests in this folder only."""
@@ -24,6 +29,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """The engine of a name, started; skips the test where it cannot run."""
+    if why := ABSENT.get(request.param):
+        pytest.skip(why)
     made = ENGINES[request.param]
     if why := made.why_not():
         pytest.skip(f"no {request.param} here: {why}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.conftest import ENGINES
+from tests.engines.conftest import ABSENT, ENGINES
 from tests.engines.demo import Engine
 from tests.support.waiting import wait_until
 
@@ -22,7 +22,7 @@ def await_that_nothing_is_left(engine: Engine) -> None:
     wait_until(lambda: not engine.left(), what=f"nothing is left on the hosts: {engine.left()}", timeout_s=30)
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize("engine", [*ENGINES, *ABSENT], indirect=True)
 def test_the_digits_are_learnt_on_several_hosts_and_nothing_is_left_there(engine: Engine) -> None:
     run = engine.run(pace=0.01)
     run.await_step(1)

@@ -83,6 +83,7 @@ def test_the_printed_commands_install_each_unit_on_its_host(tmp_path: Path) -> N
         (("--address", "h1:5000", "--workers", "1", "--certs-dir", "/c"), "which parameter servers? give --ps"),
         (("--ps", "h1:5001", "--workers", "1", "--certs-dir", "/c"), "--address: got '', want where the other hosts reach it"),
         ((*FLAGS, "--address", "h1:0"), "'h1:0': port 0, want 1 to 65535"),
+        ((*FLAGS, "--ps", "h1:5001,h1:5000"), "--ps: h1:5000 (of ps 1) is the chief's; each needs its own address"),
         ((*FLAGS, "--ps", "unix:/s"), "--ps: got 'unix:/s', want where the other hosts reach it"),
         (("--address", "h1:5000", "--ps", "h1:5001", "--workers", "1"), "--certs-dir: give where each host has its files"),
         ((*FLAGS, "--user", "a b"), "--user: got 'a b', want the name of a user"),
