@@ -47,6 +47,7 @@ _FormulaUpdate_numbers = fields.default_of(FormulaUpdate, "numbers")
 _FloatEncoding_NUMBERS: dict[Any, Any] = {FloatEncoding.AS_IS: 0, FloatEncoding.BFLOAT16: 1, FloatEncoding.FLOAT16: 2, FloatEncoding.INT8_BLOCKS: 3, FloatEncoding.TOP_K: 4}
 _PushResult_NUMBERS: dict[Any, Any] = {PushResult.STAGED: 1, PushResult.STALE: 2, PushResult.DUPLICATE: 3, PushResult.APPLIED: 4}
 _PushResult_MEMBERS: dict[Any, Any] = {1: PushResult.STAGED, 2: PushResult.STALE, 3: PushResult.DUPLICATE, 4: PushResult.APPLIED}
+_ShardSpec_clip = fields.default_of(ShardSpec, "clip")
 _ApplyRequest_attached = fields.default_of(ApplyRequest, "attached")
 _AdoptRequest_replica = fields.default_of(AdoptRequest, "replica")
 _SaveState_NUMBERS: dict[Any, Any] = {SaveState.WRITING: 1, SaveState.DONE: 2, SaveState.FAILED: 3}
@@ -627,11 +628,31 @@ def read_PushReply(message: Any) -> PushReply:
 
 
 def write_ShardSpec(value: ShardSpec, message: Any) -> None:
-    special.write_shard_spec(value, message, WRITE)
+    message.epoch = value.epoch
+    message.shard = value.shard
+    special.write_layout(value, message, WRITE)
+    write_OptimizerSpec(value.optimizer, message.optimizer)
+    message.initial_step = value.initial_step
+    message.attempt = value.attempt
+    message.max_staged_per_worker = value.max_staged_per_worker
+    if (one := value.averages) is not None:
+        write_AverageSpec(one, message.averages)
+    if (one := value.clip) is not _ShardSpec_clip and one != _ShardSpec_clip:
+        write_ClipSpec(one, message.clip)
 
 
 def read_ShardSpec(message: Any) -> ShardSpec:
-    return special.read_shard_spec(message, READ)
+    return ShardSpec(
+        epoch=message.epoch,
+        shard=message.shard,
+        layout=special.read_layout(message, READ),
+        optimizer=read_OptimizerSpec(message.optimizer) if message.HasField("optimizer") else fields.missing(message, "optimizer"),
+        initial_step=message.initial_step,
+        attempt=message.attempt,
+        max_staged_per_worker=message.max_staged_per_worker,
+        averages=read_AverageSpec(message.averages) if message.HasField("averages") else None,
+        clip=read_ClipSpec(message.clip) if message.HasField("clip") else _ShardSpec_clip,
+    )
 
 
 def write_ApplyRequest(value: ApplyRequest, message: Any) -> None:
@@ -856,7 +877,9 @@ def write_PrepareRequest(value: PrepareRequest, message: Any) -> None:
 
 
 def read_PrepareRequest(message: Any) -> PrepareRequest:
-    return special.read_prepare(message, READ)
+    return PrepareRequest(
+        of=special.read_prepare(message, READ),
+    )
 
 
 def write_AppliedPush(value: AppliedPush, message: Any) -> None:
@@ -979,7 +1002,6 @@ def read_CheckpointFile(message: Any) -> CheckpointFile:
 
 def write_RestoreRequest(value: RestoreRequest, message: Any) -> None:
     write_Fence(value.fence, message.fence)
-    message.spec.SetInParent()
     write_ShardSpec(value.spec, message.spec)
     message.tag = value.tag
     message.manifest_sha256 = value.manifest_sha256
@@ -1568,7 +1590,6 @@ def read_Answered(message: Any) -> Answered:
 
 
 def write_Created(value: Created, message: Any) -> None:
-    message.spec.SetInParent()
     write_ShardSpec(value.spec, message.spec)
     message.process = value.process
 
@@ -1581,7 +1602,6 @@ def read_Created(message: Any) -> Created:
 
 
 def write_StateKept(value: StateKept, message: Any) -> None:
-    message.spec.SetInParent()
     write_ShardSpec(value.spec, message.spec)
     write_ShardSettings(value.settings, message.settings)
     message.process = value.process

@@ -131,13 +131,13 @@ class _Module:
 
     def _writer(self, pair: Pair) -> Iterator[str]:
         yield f"def write_{pair.value.__name__}(value: {self._name(pair.value)}, message: Any) -> None:"
-        if pair.write is not None:
-            yield f"    special.{pair.write.__name__}(value, message, WRITE)"
-            return
         names, hints = message_fields(pair), typing.get_type_hints(pair.value)
-        if not names:
+        if not defaults_of(pair.value):
             yield "    pass"
         for attribute, default in defaults_of(pair.value).items():
+            if attribute in pair.writes:
+                yield f"    special.{pair.writes[attribute].__name__}(value, message, WRITE)"
+                continue
             descriptor: Any = pair.message.DESCRIPTOR.fields_by_name[names[attribute]]
             hint, is_optional = _without_none(hints[attribute])
             value, place = f"value.{attribute}", f"message.{descriptor.name}"
@@ -207,8 +207,6 @@ class _Module:
     def _always_writes(self, kind: type) -> bool:
         """Whether each value of a message sets one of its fields, so that the message is there where it is a field of another."""
         pair = next(pair for pair in self._pairs if pair.value is kind)
-        if pair.write is not None:
-            return False
         hints, fields = typing.get_type_hints(kind), pair.message.DESCRIPTOR.fields_by_name
         return any(hints[name] in _PLAIN and not fields[of].has_presence for name, of in message_fields(pair).items())
 
@@ -238,19 +236,16 @@ class _Module:
     def _read(self, pair: Pair) -> Iterator[str]:
         if pair.check is not None:
             yield f"special.{pair.check.__name__}(message)"
-        if pair.read is not None:
-            yield f"return special.{pair.read.__name__}(message, READ)"
-            return
         names, hints = message_fields(pair), typing.get_type_hints(pair.value)
         label = f"{pair.label}." if pair.label else ""
         made = f"{self._name(pair.value)}("
         yield f"return special.{pair.after.__name__}({made}" if pair.after else f"return {made}"
         for attribute, default in defaults_of(pair.value).items():
-            descriptor: Any = pair.message.DESCRIPTOR.fields_by_name[names[attribute]]
-            hint, is_optional = _without_none(hints[attribute])
             if attribute in pair.reads:
                 text = f"special.{pair.reads[attribute].__name__}(message, READ)"
             else:
+                descriptor: Any = pair.message.DESCRIPTOR.fields_by_name[names[attribute]]
+                hint, is_optional = _without_none(hints[attribute])
                 left_out = None if is_optional else "" if default is _MISSING else self._constant(pair, attribute, default)
                 text = self._field_read(descriptor, hint, left_out, label)
             yield f"    {attribute}={text},"

@@ -42,8 +42,8 @@ class Pair:
 
     `label`: what a field with such a message is called in errors about choices, as in "policy.name". `filled`: fields of the message that
     the value does not have; who sends it fills them in. `check`: raises what is wrong with a message before it is read. `place`: begins the
-    text of what is malformed in it. `reads`: how a field is read that is not what it seems. `after`: what becomes of the value that was
-    read. `write` and `read` take the place of all these. `is_kept`: values that come again and again are found by their bytes.
+    text of what is malformed in it. `reads`: how a field of the value is read that is not what it seems; `writes`: and how one is written
+    that is no field of the message. `after`: what becomes of the value read. `is_kept`: values that come again are found by their bytes.
     """
 
     value: type
@@ -53,9 +53,8 @@ class Pair:
     check: Callable[[Any], None] | None = None
     place: Callable[[Any], str] | None = None
     reads: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    writes: Mapping[str, Callable[..., None]] = dataclasses.field(default_factory=dict)
     after: Callable[[Any], Any] | None = None
-    write: Callable[..., None] | None = None
-    read: Callable[..., Any] | None = None
     is_kept: bool = False
 
 
@@ -67,10 +66,10 @@ def defaults_of(value: Any) -> dict[str, Any]:
 
 
 def message_fields(pair: Pair) -> dict[str, str]:
-    """Returns which field of the message each of the value's is, by names. Raises TypeError if there is none."""
+    """Returns which field of the message each of the value's is, by names, but for those in `writes`. Raises TypeError if there is none."""
     known = pair.message.DESCRIPTOR.fields_by_name
     names = {}
-    for attribute in defaults_of(pair.value):
+    for attribute in defaults_of(pair.value).keys() - pair.writes.keys():
         name = attribute if attribute in known else attribute.removesuffix("_s")
         if name not in known:
             raise TypeError(f"{pair.message.DESCRIPTOR.name} has no field for {pair.value.__name__}.{attribute}")
@@ -126,8 +125,8 @@ _NAMED: tuple[Pair, ...] = (
     Pair(
         value=shard.ShardSpec,
         message=parameter_service_pb2.ShardSpec,
-        write=special.write_shard_spec,
-        read=special.read_shard_spec,
+        writes={"layout": special.write_layout},
+        reads={"layout": special.read_layout},
     ),
     Pair(
         value=shard.ApplyRequest,
@@ -154,8 +153,8 @@ _NAMED: tuple[Pair, ...] = (
     Pair(
         value=shard.PrepareRequest,
         message=parameter_service_pb2.ApplyRequest,
-        write=special.write_prepare,
-        read=special.read_prepare,
+        writes={"of": special.write_prepare},
+        reads={"of": special.read_prepare},
     ),
     Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
     Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),

@@ -10,8 +10,7 @@ from typing import Any
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding
 from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.model.layout import Layout, VariableSlice
-from ps_protocol.model.optimizers import OptimizerSpec, check_optimizer_name
-from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
+from ps_protocol.model.optimizers import check_optimizer_name
 from ps_protocol.model.updates import FormulaUpdate, check_amount, check_updates
 from ps_protocol.model.variables import MAX_VARIABLES, DataType, check_name
 from ps_protocol.roles.accumulators import Reduction, Taken
@@ -40,26 +39,15 @@ Write = Mapping[type, Callable[[Any, Any], None]]
 Read = Mapping[type, Callable[[Any], Any]]
 
 
-def write_shard_spec(spec: ShardSpec, message: parameter_service_pb2.ShardSpec, write: Write) -> None:
-    """Encodes a shard's part of the model, with the name of its layout as we compute it."""
-    message.epoch = spec.epoch
-    message.shard = spec.shard
+def write_layout(spec: ShardSpec, message: parameter_service_pb2.ShardSpec, write: Write) -> None:
+    """Encodes the slices of a shard, and the name of their layout as we compute it."""
     for piece in (*spec.layout.slices, *spec.layout.tables):
         write[VariableSlice](piece, message.slices.add())
-    write[OptimizerSpec](spec.optimizer, message.optimizer)
     message.layout_hash = spec.layout.hash
-    message.initial_step = spec.initial_step
-    message.attempt = spec.attempt
-    message.max_staged_per_worker = spec.max_staged_per_worker
-    if spec.averages is not None:
-        write[AverageSpec](spec.averages, message.averages)
-    if spec.clip != NO_CLIP:
-        write[ClipSpec](spec.clip, message.clip)
 
 
-def read_shard_spec(message: parameter_service_pb2.ShardSpec, read: Read) -> ShardSpec:
-    """Decodes and checks a shard's part of the model; raises LayoutMismatch if the sender's layout of it is not ours."""
-    require(message, "optimizer")
+def read_layout(message: parameter_service_pb2.ShardSpec, read: Read) -> Layout:
+    """Decodes the slices of a shard; raises LayoutMismatch if the sender's layout of them is not ours."""
     if len(message.slices) > MAX_VARIABLES:
         raise LimitExceeded(f"shard {message.shard}: {len(message.slices)} variables, {MAX_VARIABLES} at most")
     layout = Layout(decode_each(message.slices, read[VariableSlice], field="slices"))
@@ -68,17 +56,7 @@ def read_shard_spec(message: parameter_service_pb2.ShardSpec, read: Read) -> Sha
             f"shard {message.shard}: the sender's layout of these variables is {message.layout_hash!r}, the server's is {layout.hash!r};"
             " install the same version of Lockstep on both"
         )
-    return ShardSpec(
-        epoch=message.epoch,
-        shard=message.shard,
-        layout=layout,
-        optimizer=read[OptimizerSpec](message.optimizer),
-        initial_step=message.initial_step,
-        attempt=message.attempt,
-        max_staged_per_worker=message.max_staged_per_worker,
-        averages=read[AverageSpec](message.averages) if message.HasField("averages") else None,
-        clip=read[ClipSpec](message.clip) if message.HasField("clip") else NO_CLIP,
-    )
+    return layout
 
 
 def check_optimizer(message: tensor_pb2.OptimizerSpec) -> None:
@@ -162,9 +140,10 @@ def write_prepare(request: PrepareRequest, message: parameter_service_pb2.ApplyR
     write[ApplyRequest](request.of, message)
 
 
-def read_prepare(message: parameter_service_pb2.ApplyRequest, read: Read) -> PrepareRequest:
+def read_prepare(message: parameter_service_pb2.ApplyRequest, read: Read) -> ApplyRequest:
     """Decodes the step whose norms are wanted."""
-    return PrepareRequest(of=read[ApplyRequest](message))
+    found: ApplyRequest = read[ApplyRequest](message)
+    return found
 
 
 def check_save_request(message: parameter_service_pb2.SaveShardRequest) -> None:
