@@ -65,6 +65,11 @@ def _without_chief(address: str) -> str:
     return f"Start it again, or give its address with --chief. The parameter servers keep the model meanwhile. {_KEPT}"
 
 
+def chief_address(given: Given) -> str:
+    """Returns the address that is given, else that of the only cluster here. Raises ChiefAbsent if there is not one."""
+    return given[options.CHIEF_ADDRESS] or _only_local().chief
+
+
 @contextmanager
 def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
     """Connects to the chief; raises ChiefAbsent within two seconds if none answers."""
@@ -76,7 +81,7 @@ def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
 def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChief, Access]]:
     """Connects as `chief_of` does; also yields the access options for its parameter servers."""
     given = Given(vars(arguments), os.environ)
-    address = given[options.CHIEF_ADDRESS] or _only_local().chief
+    address = chief_address(given)
     try:
         access = Access(with_local_secrets(options.security_of(given), chief=address), role=CallerRole.ADMIN)
         chief = GrpcChief(address, cluster=given[options.CALLED_CLUSTER], access=access)

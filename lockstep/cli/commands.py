@@ -43,7 +43,7 @@ COMMANDS: dict[str, Command] = {
             "lockstep up --dry-run -- python train.py",
         ),
     ),
-    "k8s": Command("start", "write manifests of a cluster on Kubernetes for your program", "", "ACTION", ()),
+    "k8s": Command("start", "write manifests that run your program on Kubernetes", "", "ACTION", ()),
     "k8s render": Command(
         "",
         "write manifests that run your program as workers",
@@ -61,8 +61,18 @@ COMMANDS: dict[str, Command] = {
             "lockstep systemd --address a:5000 --ps b:5001 --workers 2 --certs-dir /etc/job --out units -- /opt/job/bin/python train.py",
         ),
     ),
-    "server": Command("start", "run a parameter server, for a cluster on several machines", "ps_server", "", ()),
-    "chief": Command("start", "run the chief; programs join by LOCKSTEP_CHIEF=HOST:PORT", "chief", "", ()),
+    "server": Command("start", "run one of the roles, for a cluster on several machines", "ps_server", "", ()),
+    "chief": Command("start", "run one of the roles, for a cluster on several machines", "chief", "", ()),
+    "relay": Command(
+        "start",
+        "follow a cluster's weights, and be followed in its place",
+        "clusters.relay",
+        "[CHIEF] --listen ADDRESS [flags]",
+        (
+            "lockstep relay chief.example:5000 --listen 127.0.0.1:6000 --wire bfloat16",
+            "lockstep relay relay-a.example:6000 --listen unix:/tmp/weights --wire bfloat16",
+        ),
+    ),
     "status": Command(
         "watch",
         "show step, workers, servers, and what a cluster waits for",
@@ -73,7 +83,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "why": Command(
         "watch",
-        "say in a few lines what a cluster waits for, and what to do",
+        "say in few lines what a cluster waits for, and what to do",
         "watch.status",
         "[flags]",
         ("lockstep why",),
@@ -240,13 +250,16 @@ def find(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def overview() -> str:
-    """Returns the text of `lockstep --help`, which fits a screen of 80 columns and 24 lines."""
-    lines = [f"{'usage: lockstep COMMAND …, or version':<46}lockstep help COMMAND explains one"]
-    group = ""
+    """Returns the text of `lockstep --help`, which fits a screen of 80 columns and 24 lines. Commands with the same words share one."""
+    names: dict[tuple[str, str], list[str]] = {}
     for name, command in COMMANDS.items():
         if command.group:
-            lines.append(f"{command.group if command.group != group else '':<8}{name:<13}{command.words}")
-            group = command.group
+            names.setdefault((command.group, command.words), []).append(name)
+    lines = [f"{'usage: lockstep COMMAND …, or version':<46}lockstep help COMMAND explains one"]
+    group = ""
+    for (its_group, words), named in names.items():
+        lines.append(f"{its_group if its_group != group else '':<8}{', '.join(named):<14}{words}")
+        group = its_group
     return "\n".join(lines)
 
 

@@ -112,6 +112,7 @@ class AgreedModel:
     placement: Placement
     global_step: int
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
+    policy: PolicySpec = DEFAULT_POLICY
 
 
 class PushOutcome(enum.Enum):

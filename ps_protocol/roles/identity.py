@@ -121,11 +121,12 @@ class Role(enum.Enum):
 
     PARAMETER_SERVER = 1
     CHIEF = 2
+    RELAY = 3
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A process of a cluster. `process_incarnation` is random for each start; `index` is 0 for the chief."""
+    """A process of a cluster. `process_incarnation` is random for each start; `index` is 0 for all but parameter servers."""
 
     cluster: str
     role: Role
@@ -181,14 +182,17 @@ class TryCheckpointsRequest:
 
 
 def name_of(role: Role, index: int | None) -> str:
-    """Returns "ps 0", "a parameter server" or "the chief"."""
-    if role is Role.CHIEF:
-        return "the chief"
+    """Returns "ps 0", "a parameter server", "the chief" or "a relay of weights"."""
+    if role is not Role.PARAMETER_SERVER:
+        return "the chief" if role is Role.CHIEF else "a relay of weights"
     return "a parameter server" if index is None else f"ps {index}"
 
 
 def answer(request: HandshakeRequest, *, identity: Identity, epoch: int) -> HandshakeReply:
-    """Returns the answer of `identity`; raises ProtocolMismatch, WrongCluster or WrongRole if the caller expects another process."""
+    """Returns the answer of `identity`; raises ProtocolMismatch, WrongCluster or WrongRole if the caller expects another process.
+
+    A relay stands for a chief, and for each of its parameter servers.
+    """
     warning = check_versions(client=request.version, server=PROTOCOL_VERSION)
     facts = {"cluster": identity.cluster, "role": identity.role.name, "index": str(identity.index)}
     if request.cluster and request.cluster != identity.cluster:
@@ -197,7 +201,7 @@ def answer(request: HandshakeRequest, *, identity: Identity, epoch: int) -> Hand
             facts=facts,
         )
     is_other_role = request.expected_role is not None and request.expected_role is not identity.role
-    if is_other_role or request.expected_index not in (None, identity.index):
+    if identity.role is not Role.RELAY and (is_other_role or request.expected_index not in (None, identity.index)):
         wanted = name_of(request.expected_role or identity.role, request.expected_index)
         raise WrongRole(f"this is {identity.name}, not {wanted}; check the addresses and their order", facts=facts)
     return HandshakeReply(identity=identity, version=PROTOCOL_VERSION, epoch=epoch, warning=warning)

@@ -326,18 +326,20 @@ class GetModelRequest(_message.Message):
     def __init__(self, max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("state", "model", "placement", "global_step", "optimizers")
+    __slots__ = ("state", "model", "placement", "global_step", "optimizers", "policy")
     STATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     state: ModelState
     model: ModelSpec
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
     global_step: int
     optimizers: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.OptimizerChange]
-    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ...) -> None: ...
+    policy: PolicySpec
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ...) -> None: ...
 
 class PushCommit(_message.Message):
     __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "attached")

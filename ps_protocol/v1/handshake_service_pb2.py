@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&ps_protocol/v1/handshake_service.proto\x12\x0eps_protocol.v1\"\xb2\x01\n\x10HandshakeRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12+\n\rexpected_role\x18\x02 \x01(\x0e\x32\x14.ps_protocol.v1.Role\x12\x1b\n\x0e\x65xpected_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x30\n\x07version\x18\x04 \x01(\x0b\x32\x1f.ps_protocol.v1.ProtocolVersionB\x11\n\x0f_expected_index\"k\n\x08Identity\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.ps_protocol.v1.Role\x12\r\n\x05index\x18\x03 \x01(\r\x12\x1b\n\x13process_incarnation\x18\x04 \x01(\x04\"\x91\x01\n\x11HandshakeResponse\x12*\n\x08identity\x18\x01 \x01(\x0b\x32\x18.ps_protocol.v1.Identity\x12\x30\n\x07version\x18\x02 \x01(\x0b\x32\x1f.ps_protocol.v1.ProtocolVersion\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07warning\x18\x04 \x01(\t\"5\n\x15TryCheckpointsRequest\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0f\n\x07is_last\x18\x02 \x01(\x08\"5\n\x16TryCheckpointsResponse\x12\r\n\x05place\x18\x01 \x01(\t\x12\x0c\n\x04seen\x18\x02 \x03(\t\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r*G\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15ROLE_PARAMETER_SERVER\x10\x01\x12\x0e\n\nROLE_CHIEF\x10\x02\x32\xc5\x01\n\x10HandshakeService\x12P\n\tHandshake\x12 .ps_protocol.v1.HandshakeRequest\x1a!.ps_protocol.v1.HandshakeResponse\x12_\n\x0eTryCheckpoints\x12%.ps_protocol.v1.TryCheckpointsRequest\x1a&.ps_protocol.v1.TryCheckpointsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&ps_protocol/v1/handshake_service.proto\x12\x0eps_protocol.v1\"\xb2\x01\n\x10HandshakeRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12+\n\rexpected_role\x18\x02 \x01(\x0e\x32\x14.ps_protocol.v1.Role\x12\x1b\n\x0e\x65xpected_index\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x30\n\x07version\x18\x04 \x01(\x0b\x32\x1f.ps_protocol.v1.ProtocolVersionB\x11\n\x0f_expected_index\"k\n\x08Identity\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\"\n\x04role\x18\x02 \x01(\x0e\x32\x14.ps_protocol.v1.Role\x12\r\n\x05index\x18\x03 \x01(\r\x12\x1b\n\x13process_incarnation\x18\x04 \x01(\x04\"\x91\x01\n\x11HandshakeResponse\x12*\n\x08identity\x18\x01 \x01(\x0b\x32\x18.ps_protocol.v1.Identity\x12\x30\n\x07version\x18\x02 \x01(\x0b\x32\x1f.ps_protocol.v1.ProtocolVersion\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07warning\x18\x04 \x01(\t\"5\n\x15TryCheckpointsRequest\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0f\n\x07is_last\x18\x02 \x01(\x08\"5\n\x16TryCheckpointsResponse\x12\r\n\x05place\x18\x01 \x01(\t\x12\x0c\n\x04seen\x18\x02 \x03(\t\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r*W\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15ROLE_PARAMETER_SERVER\x10\x01\x12\x0e\n\nROLE_CHIEF\x10\x02\x12\x0e\n\nROLE_RELAY\x10\x03\x32\xc5\x01\n\x10HandshakeService\x12P\n\tHandshake\x12 .ps_protocol.v1.HandshakeRequest\x1a!.ps_protocol.v1.HandshakeResponse\x12_\n\x0eTryCheckpoints\x12%.ps_protocol.v1.TryCheckpointsRequest\x1a&.ps_protocol.v1.TryCheckpointsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ps_protocol.v1.handshake_se
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROLE']._serialized_start=655
-  _globals['_ROLE']._serialized_end=726
+  _globals['_ROLE']._serialized_end=742
   _globals['_HANDSHAKEREQUEST']._serialized_start=59
   _globals['_HANDSHAKEREQUEST']._serialized_end=237
   _globals['_IDENTITY']._serialized_start=239
@@ -45,6 +45,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRYCHECKPOINTSRESPONSE']._serialized_end=604
   _globals['_PROTOCOLVERSION']._serialized_start=606
   _globals['_PROTOCOLVERSION']._serialized_end=653
-  _globals['_HANDSHAKESERVICE']._serialized_start=729
-  _globals['_HANDSHAKESERVICE']._serialized_end=926
+  _globals['_HANDSHAKESERVICE']._serialized_start=745
+  _globals['_HANDSHAKESERVICE']._serialized_end=942
 # @@protoc_insertion_point(module_scope)

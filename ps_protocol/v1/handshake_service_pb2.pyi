@@ -12,9 +12,11 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_PARAMETER_SERVER: _ClassVar[Role]
     ROLE_CHIEF: _ClassVar[Role]
+    ROLE_RELAY: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_PARAMETER_SERVER: Role
 ROLE_CHIEF: Role
+ROLE_RELAY: Role
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("cluster", "expected_role", "expected_index", "version")

@@ -72,8 +72,11 @@ class WeightVersions:
         self._selections: dict[tuple[int, ...], Selection] = {}
         self._messages: OrderedDict[tuple[int | None, int, tuple[int, ...]], bytes] = OrderedDict()
 
-    def take(self, step: int, fill: Callable[[Array], object], *, now: float) -> None:
-        """Makes a copy at a later step the newest; `fill` fills its bytes. What it or `allocate` raises changes nothing."""
+    def take(self, step: int, fill: Callable[[Array], object], *, now: float, digests: Array | None = None) -> None:
+        """Makes a copy at a later step the newest; `fill` fills its bytes. What it or `allocate` raises changes nothing.
+
+        `digests`: those that the bytes have where they come from; None: of what `fill` has filled in.
+        """
         if self._spare is None:
             self._spare = self._allocate(self._nbytes)
         fill(self._spare)
@@ -81,7 +84,8 @@ class WeightVersions:
         patch = None
         if before is not None:
             patch = difference(before.words, words, max_changed=int(words.size * _MOST_CHANGED))
-        digests = self.selection.digests(words)
+        if digests is None:
+            digests = self.selection.digests(words)
         if before is None or patch is None:
             self._links.clear()
         else:

@@ -64,8 +64,8 @@ _ChosenPush_attached = fields.default_of(ChosenPush, "attached")
 _ChiefRecord_attached = fields.default_of(ChiefRecord, "attached")
 _ChiefRecord_earlier = fields.default_of(ChiefRecord, "earlier")
 _Checkpoint_attached = fields.default_of(Checkpoint, "attached")
-_Role_NUMBERS: dict[Any, Any] = {Role.PARAMETER_SERVER: 1, Role.CHIEF: 2}
-_Role_MEMBERS: dict[Any, Any] = {1: Role.PARAMETER_SERVER, 2: Role.CHIEF}
+_Role_NUMBERS: dict[Any, Any] = {Role.PARAMETER_SERVER: 1, Role.CHIEF: 2, Role.RELAY: 3}
+_Role_MEMBERS: dict[Any, Any] = {1: Role.PARAMETER_SERVER, 2: Role.CHIEF, 3: Role.RELAY}
 _Reduction_NUMBERS: dict[Any, Any] = {Reduction.MEAN: 1, Reduction.SUM: 2}
 _Reduction_MEMBERS: dict[Any, Any] = {1: Reduction.MEAN, 2: Reduction.SUM}
 _PostHeader_keeps_from = fields.default_of(PostHeader, "keeps_from")
@@ -74,6 +74,7 @@ _ModelState_NUMBERS: dict[Any, Any] = {ModelState.ABSENT: 1, ModelState.INITIALI
 _ModelReply_policy = fields.default_of(ModelReply, "policy")
 _ModelReply_attached = fields.default_of(ModelReply, "attached")
 _ModelState_MEMBERS: dict[Any, Any] = {1: ModelState.ABSENT, 2: ModelState.INITIALIZE, 3: ModelState.WAIT, 4: ModelState.READY}
+_AgreedModel_policy = fields.default_of(AgreedModel, "policy")
 _TokenResult_NUMBERS: dict[Any, Any] = {TokenResult.TOKEN: 1, TokenResult.WAIT: 2, TokenResult.FINISHED: 3}
 _End_NUMBERS: dict[Any, Any] = {End.NOT_YET: 0, End.FINISHED: 1, End.INTERRUPTED: 2}
 _TokenResult_MEMBERS: dict[Any, Any] = {1: TokenResult.TOKEN, 2: TokenResult.WAIT, 3: TokenResult.FINISHED}
@@ -2168,6 +2169,8 @@ def write_AgreedModel(value: AgreedModel, message: Any) -> None:
             element = message.optimizers.add()
             write_OptimizerSpec(item[0], element.original)
             write_OptimizerSpec(item[1], element.current)
+    if (one := value.policy) is not _AgreedModel_policy and one != _AgreedModel_policy:
+        write_PolicySpec(one, message.policy)
 
 
 def read_AgreedModel(message: Any) -> AgreedModel:
@@ -2177,6 +2180,7 @@ def read_AgreedModel(message: Any) -> AgreedModel:
         placement=fields.decode_each(message.placement, read_PlacedSlice, field="placement") if message.placement else (),
         global_step=message.global_step,
         optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
+        policy=read_PolicySpec(message.policy) if message.HasField("policy") else _AgreedModel_policy,
     )
 
 

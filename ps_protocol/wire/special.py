@@ -102,7 +102,7 @@ def check_registration(message: chief_service_pb2.RegisterWorkerResponse) -> Non
     if not 1 <= len(addresses) <= MAX_SHARDS or len(message.standby_addresses) not in (0, len(addresses)):
         counts = f"{len(addresses)} parameter servers and {len(message.standby_addresses)} standbys"
         raise MalformedMessage(f"registration: {counts}, want 1 to {MAX_SHARDS}, and a standby for each or none")
-    if len(set(addresses)) < len(addresses):
+    if len(named := [*filter(None, addresses)]) > len(set(named)):
         raise MalformedMessage("registration: two parameter servers have one address")
     if participant.index > MAX_INDEX or participant.incarnation < 1:
         raise MalformedMessage(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -161,6 +162,7 @@ class ChiefLink:
             held=held,
         )
         registration = self.ask(request, what="register")
+        registration = replace(registration, shard_addresses=tuple(one or self.address for one in registration.shard_addresses))
         self.know_servers([*registration.shard_addresses, *filter(None, registration.standby_addresses)])
         return registration
 
@@ -205,7 +207,7 @@ class ChiefLink:
         it had may still name it.
         """
         found: list[tuple[int, str]] = []
-        looks = [partial(self._look_at, address, found) for address in self._shard_addresses]
+        looks = [partial(self._look_at, address, found) for address in self._shard_addresses if address != self.address]
         run_bounded(looks, name="lockstep-search", timeout_s=LOOK_WAIT_S)
         return other_addresses(found, than=self.address)
 

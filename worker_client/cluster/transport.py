@@ -43,6 +43,10 @@ class Transport(Protocol):
     access: Access
     history: HistoryWriter | None
 
+    @property
+    def cluster(self) -> str:
+        """Its name; empty where none is known."""
+
     def open_chief(self, address: str) -> Chief:
         """Returns the chief at an address once it has answered one attempt, which takes some seconds at most."""
 
@@ -80,6 +84,7 @@ class LocalTransport:
 
     wire = AS_IS
     access = DEFAULT_ACCESS
+    cluster = ""
     history: HistoryWriter | None = None
 
     def __init__(self, shard_at: Callable[[int], Shard], *, timeout_s: float, is_in_process: bool = True) -> None:

@@ -39,7 +39,7 @@ def follow(
     cluster must have answered once, and may be away later: the follower keeps what it has, and goes on when it is there again. Raises
     what `observe()` raises.
     """
-    encoding, parts = _encoding(wire), parts_of(names)
+    encoding, parts = encoding_of(wire), parts_of(names)
     address = None if chief is None else os.fspath(chief)
     if address is not None and (address is not chief or _is_place(address)):
         # Not at the top: clusters do without what storages need.
@@ -59,7 +59,8 @@ def _is_place(text: str) -> bool:
     return is_path or os.path.isdir(text)
 
 
-def _encoding(wire: str | None) -> FloatEncoding:
+def encoding_of(wire: str | None) -> FloatEncoding:
+    """Returns how weights travel where `wire` is said; None: as LOCKSTEP_WIRE has it. Raises InvalidSpec."""
     if wire is None:
         return wire_format(os.environ.get("LOCKSTEP_WIRE") or None).variable_encoding
     names = [one.name for one in FORMATS.values() if one.is_for_variables]

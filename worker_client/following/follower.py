@@ -13,6 +13,7 @@ import numpy as np
 
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Units
 from ps_protocol.errors import (
+    Cancelled,
     DeadlineExceeded,
     InvalidSpec,
     LimitExceeded,
@@ -139,6 +140,11 @@ class Follower:
         """How many steps the weights that the program has are behind the newest that was heard of."""
         with self._changed:
             return max(0, self._newest_step - (self._taken.step if self._taken is not None else 0))
+
+    def news(self) -> tuple[int, float, str]:
+        """Returns the newest step that was heard of, how many seconds ago anything was heard, and what is waited for."""
+        with self._changed:
+            return self._newest_step, time.monotonic() - self._heard_at, self._reason
 
     @property
     def is_over(self) -> bool:
@@ -508,7 +514,7 @@ class Follower:
         """Asks what has become of the place, which may be another one then; False: the following has ended."""
         try:
             self._source.lost(error)
-        except (Unavailable, DeadlineExceeded, NotInitialized) as failure:
+        except (Unavailable, DeadlineExceeded, NotInitialized, Cancelled) as failure:  # a server that ends cancels the calls there
             self._say(failure.message)
         except PsError as failure:
             self._end(failure)

@@ -133,9 +133,7 @@ def decode_index(content: bytes, *, where: str, known: Followed | None = None) -
             model = codec.decode(ModelSpec, agreed.model)
             placement = codec.decode_each(PlacedSlice, agreed.placement, field="placement")
             layouts = arranged(model, placement, num_shards=min(int(fields["num_shards"]), _MAX_SHARDS))
-            known = Followed(
-                model=model, layouts=layouts, era=era, has_common_steps=True, encoding=encoding, has_tables=fields["has_tables"] is True
-            )
+            known = Followed(model=model, layouts=layouts, era=era, encoding=encoding, has_tables=kind[2])
         entries = [_entry_of(one, len(known.layouts)) for one in (*fields["anchors"], *fields["patches"])]
         entries.sort(key=lambda entry: (entry.step, entry.before is None))
         return Index(
@@ -155,9 +153,8 @@ def decode_index(content: bytes, *, where: str, known: Followed | None = None) -
 
 @lru_cache(maxsize=4)  # by identity: to encode a model takes longer than the rest
 def _agreed_text(followed: Followed) -> str:
-    pieces = [(shard, piece) for shard, layout in enumerate(followed.layouts) for piece in (*layout.slices, *layout.tables)]
-    placement = [PlacedSlice(slice=piece, shard=shard) for shard, piece in pieces]
-    agreed = pb.GetModelResponse(model=codec.encode(followed.model), placement=[codec.encode(placed) for placed in placement])
+    placement = [codec.encode(placed) for placed in followed.placement]
+    agreed = pb.GetModelResponse(model=codec.encode(followed.model), placement=placement)
     return json.dumps(MessageToDict(agreed, preserving_proto_field_name=True), separators=(",", ":"))
 
 

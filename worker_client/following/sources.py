@@ -7,9 +7,10 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import NotInitialized, PsError, StepNotReady
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.spec import ModelSpec
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import ClusterState, FollowerReport, GetModelRequest, ModelState, Registration
+from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState, FollowerReport, GetModelRequest, ModelState, Registration
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import Shard
 from ps_protocol.roles.weights import FetchReply, FetchRequest
@@ -31,16 +32,26 @@ class Version(NamedTuple):
 class Followed:
     """What a source has: the model, how each shard's part lies, and the era in which its steps count.
 
-    `has_common_steps` False: each shard has steps of its own. `encoding`: the only one that can be had; None: any. `has_tables` False:
-    only dense variables can be had.
+    `encoding`: the only one that can be had; None: any. `has_tables` False: only dense variables can be had.
     """
 
     model: ModelSpec
     layouts: Sequence[Layout]
     era: Era
-    has_common_steps: bool
+    policy: PolicySpec = DEFAULT_POLICY
     encoding: FloatEncoding | None = None
     has_tables: bool = True
+
+    @property
+    def has_common_steps(self) -> bool:
+        """Whether a step is one of all shards; else each of them has steps of its own."""
+        return self.policy.has_common_steps
+
+    @property
+    def placement(self) -> Placement:
+        """Where each slice lies."""
+        pieces = ((shard, piece) for shard, layout in enumerate(self.layouts) for piece in (*layout.slices, *layout.tables))
+        return tuple(PlacedSlice(slice=piece, shard=shard) for shard, piece in pieces)
 
 
 class Source(Protocol):
@@ -109,9 +120,8 @@ class ClusterSource:
         self._opened, self._known = None, member.registration
         participant = self._known.participant
         agreed = member.link.ask(GetModelRequest(max_wait_s=0.5), what="the model")
-        status = member.status(max_ledger_entries=0)
         if agreed.state is not ModelState.READY or agreed.model is None:
-            if status.state is ClusterState.FINISHED:
+            if self.is_over:
                 raise NotInitialized("training ended before any worker gave the model its first values; there is nothing to follow")
             raise NotInitialized("the model has no values yet: the first worker to join gives them")
         shards = member.shards()
@@ -121,7 +131,7 @@ class ClusterSource:
             model=agreed.model,
             layouts=layouts,
             era=participant.era,
-            has_common_steps=status.policy.has_common_steps,
+            policy=agreed.policy,
         )
         return self._opened
 

@@ -310,4 +310,5 @@ class ModelCalls:
             placement=registry.placement,
             global_step=self._cluster.step,
             optimizers=self._cluster.settings.optimizers,
+            policy=self._cluster.settings.config.policy,
         )

@@ -10,7 +10,7 @@ import pytest
 
 import worker_client
 from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec, StepGone, Unavailable, VariableNotFound
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, PsError, StepGone, Unavailable, VariableNotFound
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ParticipantKind
 from tests.support.chief.rolling import RollingCluster
@@ -251,12 +251,13 @@ def test_weights_never_go_back_silently(how: Callable[[RollingCluster], None], c
         assert any("the weights go from step 2 to step 0" in text for text in caplog.messages)
 
 
-def test_a_server_that_is_away_for_a_while_costs_time_only() -> None:
+@pytest.mark.parametrize("error", [Unavailable, Cancelled])
+def test_a_server_that_is_away_for_a_while_costs_time_only(error: type[PsError]) -> None:
     cluster = RollingCluster(join)
     with cluster.session() as session, closing(follower_of(cluster)) as weights:
         weights.wait(timeout_s=20)
         for shard in cluster.shards:
-            shard.refuse("FetchRequest", *[Unavailable("away")] * 3)
+            shard.refuse("FetchRequest", *[error("away")] * 3)
         session.step({name: np.ones_like(value) for name, value in VALUES.items()}, timeout_s=20)
         assert weights.wait(step=1, timeout_s=20) == 1
 

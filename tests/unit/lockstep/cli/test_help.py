@@ -16,7 +16,7 @@ def test_all_commands_fit_one_screen_and_only_a_missing_command_is_a_wrong_call(
     ended = lockstep_here(*words)
     lines = ended.stdout.splitlines()
     assert len(lines) <= 23 and max(map(len, lines)) <= 80, "the prompt takes a line, too"
-    assert [name for name in COMMANDS if " " not in name and not re.search(rf"^.{{8}}{name} ", ended.stdout, re.MULTILINE)] == []
+    assert [name for name in COMMANDS if " " not in name and not re.search(rf"^.{{8}}(\w+, )?{name}[, ]", ended.stdout, re.MULTILINE)] == []
     assert (ended.returncode, ended.stderr) == (0 if words else 2, "")
 
 

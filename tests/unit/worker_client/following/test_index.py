@@ -18,7 +18,6 @@ FOLLOWED = Followed(
     model=MODEL,
     layouts=layouts(place(MODEL, num_shards=2), num_shards=2),
     era=Era(life=1 << 63, epoch=3),
-    has_common_steps=True,
     encoding=FloatEncoding.BFLOAT16,
 )
 ANCHOR_BYTES, PATCH_BYTES = 100, 10
