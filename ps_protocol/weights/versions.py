@@ -205,5 +205,8 @@ class WeightVersions:
         if found is None:
             if len(self._selections) >= _MAX_SELECTIONS:
                 self._selections.clear()
-            found = self._selections[slices] = Selection(self.selection.layout, self.selection.encoding, slices or None)
+            found = Selection(self.selection.layout, self.selection.encoding, slices or None)
+            if not set(found.of) <= set(self.selection.of):
+                raise InvalidSpec("tables are not followed here: start `lockstep relay` with --tables")
+            self._selections[slices] = found
         return found

@@ -69,6 +69,9 @@ class Watching:
                 self.wrong.append(f"{version}: {error}")
 
 
+Following = Callable[[Cluster | str | Path], Watching]
+
+
 @pytest.fixture(scope="module")
 def expected() -> dict[int, script.Values]:
     """The values at each step of a run without a fault."""
@@ -82,11 +85,11 @@ def expected() -> dict[int, script.Values]:
 
 
 @pytest.fixture
-def follow(stack: ExitStack, expected: dict[int, script.Values]) -> Iterator[Callable[[Cluster | Path], Watching]]:
-    """Starts a follower of a cluster, or of a store, that is checked, and closed, at the end."""
+def follow(stack: ExitStack, expected: dict[int, script.Values]) -> Iterator[Following]:
+    """Starts a follower of a cluster, of a relay by its address, or of a store, that is checked, and closed, at the end."""
     found: list[Watching] = []
 
-    def begin(followed: Cluster | Path) -> Watching:
+    def begin(followed: Cluster | str | Path) -> Watching:
         watching = Watching(followed.chief_address if isinstance(followed, Cluster) else followed, expected)
         found.append(watching)
         stack.callback(watching.close)
@@ -126,7 +129,7 @@ FAULTS = {
 @pytest.mark.shows("F39")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_follower_shows_no_wrong_bit_and_goes_on_with_the_next_step(
-    start: Started, follow: Callable[[Cluster], Watching], record: Record, fault: str
+    start: Started, follow: Following, record: Record, fault: str
 ) -> None:
     cluster = start(Plan(max_steps=NUM_STEPS))
     cluster.await_step(2)
@@ -139,8 +142,51 @@ def test_a_follower_shows_no_wrong_bit_and_goes_on_with_the_next_step(
     record(f"{fault}, a follower's next step after the workers'", standstill_s=resumed_s(cluster, watching, at), target_s=RESUME_S)
 
 
+@pytest.mark.quick
+@pytest.mark.shows("F39")
+def test_readers_of_relays_that_are_killed_go_on_when_these_are_there_again(start: Started, follow: Following, record: Record) -> None:
+    cluster = start(Plan(max_steps=ENDLESS, pace_s=0.5))
+    cluster.await_step(2)
+    relays = {"relay 0": cluster.chief_address, "relay 1": cluster.address("relay 0")}
+    for name, followed in relays.items():
+        cluster.start_one(name, address=followed)
+    readers = [follow(cluster.address(name)) for name in ("relay 0", "relay 1", "relay 1")]
+
+    def serves_again(name: str) -> bool:
+        return cluster.text_of(name).count("relaying the weights") == cluster.lives[name]
+
+    for killed in (["relay 1"], ["relay 0"], ["relay 0", "relay 1"]):
+        for watching in readers:
+            await_step(watching, cluster.reached())
+        cluster.kill(*killed)
+        for name in killed:
+            cluster.restart(name, address=relays[name])
+        cluster.await_(lambda: all(map(serves_again, relays)), what="the relays serve again")
+        back_at, reached = time.monotonic(), cluster.reached()
+        for watching in readers:
+            await_step(watching, reached)
+        record(f"{' and '.join(killed)} killed, readers after they serve again", standstill_s=time.monotonic() - back_at, target_s=RESUME_S)
+        assert time.monotonic() - back_at <= RESUME_S
+    assert cluster.reached() < NUM_STEPS, "the run went beyond what is expected"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reader_of_a_relay_shows_no_wrong_bit_and_hears_of_the_end(start: Started, follow: Following, fault: str) -> None:
+    cluster = start(Plan(max_steps=NUM_STEPS))
+    cluster.await_step(2)
+    cluster.start_one("relay 0")
+    watching = follow(cluster.address("relay 0"))
+    await_step(watching, 12)
+    FAULTS[fault](cluster)
+    await_step(watching, 25)
+    cluster.await_end()
+    wait_until(lambda: watching.weights.is_over, what="the reader hears of the end")
+    assert watching.weights.wait(max_lag=0) == NUM_STEPS
+    cluster.await_death("relay 0", code=0)
+
+
 @pytest.mark.parametrize("name", ["ps 1", "chief"])
-def test_a_server_that_stands_still_costs_a_follower_time_only(start: Started, follow: Callable[[Cluster], Watching], name: str) -> None:
+def test_a_server_that_stands_still_costs_a_follower_time_only(start: Started, follow: Following, name: str) -> None:
     cluster = start(Plan(max_steps=NUM_STEPS))
     cluster.await_step(2)
     watching = follow(cluster)
@@ -153,7 +199,7 @@ def test_a_server_that_stands_still_costs_a_follower_time_only(start: Started, f
     assert resumed_s(cluster, watching, at) <= RESUME_S
 
 
-def test_a_standby_takes_over_without_a_step_back_for_a_follower(start: Started, follow: Callable[[Cluster], Watching]) -> None:
+def test_a_standby_takes_over_without_a_step_back_for_a_follower(start: Started, follow: Following) -> None:
     cluster = start(Plan(max_steps=NUM_STEPS, has_standbys=True))
     cluster.await_step(2)
     watching = follow(cluster)
@@ -166,9 +212,7 @@ def test_a_standby_takes_over_without_a_step_back_for_a_follower(start: Started,
 
 @pytest.mark.shows("F39")
 @pytest.mark.parametrize("way", ["both ways", "there", "back"])
-def test_a_follower_that_was_cut_off_is_current_again_within_2_s(
-    start: Started, follow: Callable[[Cluster], Watching], record: Record, way: str
-) -> None:
+def test_a_follower_that_was_cut_off_is_current_again_within_2_s(start: Started, follow: Following, record: Record, way: str) -> None:
     cluster = start(Plan(max_steps=ENDLESS, transport="grpc", has_proxies=True, pace_s=0.2))
     cluster.await_step(2)
     watching = follow(cluster)
@@ -185,9 +229,7 @@ def test_a_follower_that_was_cut_off_is_current_again_within_2_s(
     assert reached < NUM_STEPS, "the run went beyond what is expected"
 
 
-def test_connections_of_a_follower_that_break_again_and_again_cost_it_nothing(
-    start: Started, follow: Callable[[Cluster], Watching]
-) -> None:
+def test_connections_of_a_follower_that_break_again_and_again_cost_it_nothing(start: Started, follow: Following) -> None:
     cluster = start(Plan(max_steps=ENDLESS, transport="grpc", has_proxies=True))
     cluster.await_step(2)
     watching = follow(cluster)
@@ -213,7 +255,7 @@ def store(stack: ExitStack, tmp_path: Path) -> Storing:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_reader_of_a_store_sees_no_wrong_bit_and_has_the_last_step(
     start: Started,
-    follow: Callable[[Cluster | Path], Watching],
+    follow: Following,
     store: Callable[[Cluster], "subprocess.Popen[str]"],
     fault: str,
     tmp_path: Path,
@@ -230,7 +272,7 @@ def test_a_reader_of_a_store_sees_no_wrong_bit_and_has_the_last_step(
 
 @pytest.mark.shows("F39")
 def test_a_store_whose_writer_is_stopped_and_killed_shows_no_wrong_bit_and_goes_on(
-    start: Started, follow: Callable[[Cluster | Path], Watching], store: Storing, tmp_path: Path
+    start: Started, follow: Following, store: Storing, tmp_path: Path
 ) -> None:
     cluster = start(Plan(max_steps=NUM_STEPS, pace_s=0.3))
     cluster.await_step(2)

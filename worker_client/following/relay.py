@@ -58,14 +58,21 @@ _GRACE_S = 1.0
 
 
 class Relay:
-    """Follows all dense variables in one encoding, and serves them at an address. Use it as a context manager: it begins to serve at once.
+    """Follows all dense variables in one encoding, and all `tables` if it is to, and serves them at an address. Use it as a context manager: it begins to serve at once.
 
     `link` and `registration`: of an observer of the cluster, or of another relay. It knows nothing that its readers would lose with it:
     one that is started again goes on with them. Raises InvalidSpec if it cannot listen.
     """
 
     def __init__(
-        self, link: ChiefLink, registration: Registration, *, encoding: FloatEncoding, address: str, security: Security = OPEN
+        self,
+        link: ChiefLink,
+        registration: Registration,
+        *,
+        encoding: FloatEncoding,
+        address: str,
+        tables: bool = False,
+        security: Security = OPEN,
     ) -> None:
         self._cluster, self._encoding, self._num_shards = link.transport.cluster, encoding, len(registration.shard_addresses)
         self._changed = threading.Condition()
@@ -75,7 +82,7 @@ class Relay:
         self._version: Version | None = None
         self._readers: dict[int, float] = {}
         self._end, self._failure, self._is_closed = End.NOT_YET, "", False
-        self._follower = Follower(ClusterSource(link, registration), encoding=encoding)
+        self._follower = Follower(ClusterSource(link, registration), encoding=encoding, tables=tables)
         self._server = RpcServer(security, cluster=self._cluster, address=address, name="the relay")
         answers: dict[type, Callable[[Any, Call], object]] = {
             RegisterRequest: self._register,
@@ -235,10 +242,7 @@ class Relay:
 
 
 def _versions_of(copy: WeightCopy) -> WeightVersions:
-    selection = copy.selection
-    return WeightVersions(
-        selection.layout, selection.encoding, allocate=lambda nbytes: np.empty(nbytes, np.uint8), release=lambda nbytes: None
-    )
+    return WeightVersions(copy.selection, allocate=lambda nbytes: np.empty(nbytes, np.uint8), release=lambda nbytes: None)
 
 
 def _fill(words: Array, memory: Array) -> None:

@@ -40,9 +40,9 @@ class Plan(Shape):
 
 
 class ProcessCluster(ServingCluster):
-    """Names are "ps 0", "standby 0", "chief", "worker 0". Everything ends with `stack`. Logs and checkpoints lie in `directory`.
+    """Names are "ps 0", "standby 0", "chief", "worker 0"; a test may start "relay 0". Everything ends with `stack`.
 
-    `sockets` is a directory with a short path.
+    Logs and checkpoints lie in `directory`. `sockets` is a directory with a short path.
     """
 
     def __init__(self, plan: Plan, stack: ExitStack, *, directory: Path, sockets: Path | None = None) -> None:
@@ -88,7 +88,7 @@ class ProcessCluster(ServingCluster):
         return [*self.roles, *self.workers]
 
     def start_one(self, name: str, *, flags: Sequence[str] = (), failpoints: str = "", address: str = "") -> "subprocess.Popen[bytes]":
-        """Starts a process, also one that was there before; `address` is another one than before (chief)."""
+        """Starts a process, also one that was there before; `address` is another one than before (chief), or what it follows (relay)."""
         life = self.lives[name] = self.lives.get(name, 0) + 1
         points = failpoints or ((self.plan.failpoints or {}).get(name, "") if life == 1 else "")
         role, _, index = name.partition(" ")
@@ -101,6 +101,8 @@ class ProcessCluster(ServingCluster):
             words = [*self.plan.program, *self._worker_flags(int(index))]
         elif role in ("ps", "standby"):
             words = ["-m", "ps_server", "--index", index, "--address", self.address(name), *self._checkpoint_place]
+        elif role == "relay":
+            words = ["-m", "lockstep", "relay", "--listen", self.address(name), "--chief", address or self.chief_address]
         else:
             words = ["-m", *self._before_chief, "chief", "--address", address or self.chief_address, *self._chief_flags()]
         if before := (self.plan.wrapper or {}).get(name):
