@@ -59,9 +59,11 @@ def _files(cluster: str, *, hosts: Sequence[str], days: int, with_all: bool) -> 
     issuer = _authority(cluster, issuer_key, days=days)
     files = {"ca.pem": _pem(issuer), "ca.key": _pem(issuer_key)}
     holders = {role.value: (role,) for role in CallerRole} | ({"all": tuple(CallerRole)} if with_all else {})
+    # To a chief a relay of weights is an observer, and it serves others.
+    holders["relay"] = (CallerRole.OBSERVER,)
     for holder, roles in holders.items():
         key = ec.generate_private_key(ec.SECP256R1())
-        names = hosts if set(roles) & set(_SERVERS) else ()
+        names = hosts if holder == "relay" or set(roles) & set(_SERVERS) else ()
         uris = [identity_uri(cluster, role) for role in roles]
         certificate = _certificate(holder, key, uris=uris, hosts=names, issuer=issuer, issuer_key=issuer_key, days=days)
         files |= {f"{holder}.pem": _pem(certificate), f"{holder}.key": _pem(key)}
