@@ -1,8 +1,8 @@
 """Measures those who follow the weights: bytes a step, seconds from a step to its weights, and what that costs servers and trainer.
 
-Real updates are AdamW's on a character model; their share of changed elements is then that of many bytes. Every role is a process. A slow
-network is a relay that holds bytes back, a link for each connection; beside it the whole is read, by an observer, from a file over
-HTTP, and by gloo where PyTorch is installed.
+Real updates are AdamW's on a character model; their share of changed elements is then that of many bytes. Every role is a process. Many
+follow through relays, too, beside one that follows the servers. A slow network is a relay that holds bytes back, a link for each
+connection; beside it the whole is read, by an observer, from a file over HTTP, and by gloo where PyTorch is installed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.harness.arguments import at_least_one, parse_bytes
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes
 from benchmarks.report.figures import human_bytes
 from benchmarks.suites.fresh.link import Link
-from benchmarks.suites.fresh.reader import ReaderWork
+from benchmarks.suites.fresh.reader import WIRE, ReaderWork
 from benchmarks.suites.fresh.trainer import NUM_FIRST_STEPS, TrainerWork
 from lockstep.launcher.spec import ClusterSpec
 
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-6, 1e-3], help="AdamW's rates (default 3e-6 1e-3)")
     parser.add_argument("--sizes", type=parse_bytes, nargs="+", default=[64 << 20], help="bytes of float32, such as 1GiB (default 64MiB)")
     parser.add_argument("--followers", type=at_least_one, nargs="+", default=[1, 8, 64], help="how many follow (default 1 8 64)")
+    parser.add_argument("--relays", type=int, default=8, help="relays before the most followers, in a run more (default 8; 0: none)")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=[*NETWORKS], help="what lies before them (default all)")
     parser.add_argument("--processes", type=at_least_one, default=8, help="processes that followers are in, at most (default 8)")
     parser.add_argument("--ps", type=at_least_one, default=1, help="parameter servers (default 1)")
@@ -65,14 +66,15 @@ def run(options: argparse.Namespace) -> int:
         for network, count in itertools.product(options.networks, options.followers):
             one = measure(options, sparse, count=count, network=network, num_wholes=options.wholes if count == options.followers[0] else 0)
             _show(f"{human_bytes(size)}, {shares[0]:.2%} changed, {network}", one, options)
+        if options.relays:
+            one = measure(options, sparse, count=max(options.followers), num_relays=options.relays)
+            _show(f"{human_bytes(size)}, {shares[0]:.2%} changed, through {options.relays} relays", one, options)
         if options.turns:
             turned = TrainerWork(**{**_fields(sparse), "num_rounds": options.turns})
             _show(f"{human_bytes(size)}, with and without a follower by turns", measure(options, turned, has_other=True), options)
     for rate, share in zip(options.rates[1:], shares[1:], strict=True):
         dense = TrainerWork(**{**_fields(sparse), "share": share})
         _show(f"{human_bytes(size)}, {share:.2%} changed as at {rate:g}, loopback", measure(options, dense), options)
-    # Their figures would be those of followers of the servers.
-    print("relays: not run, `lockstep relay` is not there yet", file=sys.stderr)
     return 0
 
 
@@ -83,9 +85,13 @@ def measure(
     count: int = 1,
     network: str = "loopback",
     num_wholes: int = 0,
+    num_relays: int = 0,
     has_other: bool = False,
 ) -> dict[str, Any]:
-    """Has a trainer followed by so many. `num_wholes`: readings of the whole; `has_other`: it trains another cluster by turns."""
+    """Has a trainer followed by so many. `num_wholes`: readings of the whole; `has_other`: it trains another cluster by turns.
+
+    `num_relays`: between the servers and them, beside one follower of the servers.
+    """
     with ExitStack() as stack:
         spec = ClusterSpec(ps=options.ps, workers=1, tcp=True)
         clusters = [stack.enter_context(Cluster(spec, security={})) for _ in range(1 + has_other)]
@@ -101,17 +107,25 @@ def measure(
         routes = _routes(stack, network, [chief, *servers])
         last_step = work.num_warmup_steps + work.num_rounds * work.num_steps
         bounds = np.linspace(0, count, min(count, options.processes) + 1).astype(int).tolist()
-        for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        places = [f"unix:{run.directory}/relay{number}" for number in range(num_relays)]
+        command = [sys.executable, "-m", "lockstep", "relay", chief, "--wire", WIRE, "--listen"]
+        relays = [run.start(f"relay {number}", [*command, place]) for number, place in enumerate(places)]
+        # One that follows the servers is the last.
+        counts = [*np.diff(bounds).tolist(), *([1] if relays else [])]
+        for number, its_count in enumerate(counts):
+            followed = places[number % num_relays] if number < len(bounds) - 1 and relays else chief
             reader = ReaderWork(
-                kind="followers", chief=chief, count=end - begin, last_step=last_step, routes=routes, counts_changes=bool(work.rate)
+                kind="followers", chief=followed, count=its_count, last_step=last_step, routes=routes, counts_changes=bool(work.rate)
             )
-            _start(first, f"follower {number}", reader)
-        run.await_events("following", len(bounds) - 1, timeout_s=_TIMEOUT_S)
-        before = [cpu_s(server) for server in first.servers]
+            _start(first, f"follower {number:03}", reader)
+        run.await_events("following", len(counts), timeout_s=_TIMEOUT_S)
+        before = [sum(map(cpu_s, processes)) for processes in (first.servers, relays)]
         run.go()
         (done,) = run.await_events("done", 1, timeout_s=_TIMEOUT_S)
-        events = run.await_events("followed", len(bounds) - 1, timeout_s=_TIMEOUT_S)
-        used_s = sum(cpu_s(server) for server in first.servers) - sum(before)
+        run.await_events("followed", len(counts), timeout_s=_TIMEOUT_S)
+        used_s, relays_s = (sum(map(cpu_s, now)) - then for now, then in zip((first.servers, relays), before, strict=True))
+        *events, last = run.by_process("followed")
+        events += [] if relays else [last]
         followers = [follower for event in events for follower in event["followers"]]
         found = {
             "bytes": joined["num_bytes"],
@@ -124,6 +138,10 @@ def measure(
             "peak_rss_ps_bytes": max(peak_rss_bytes(server) for server in first.servers),
             "transport": joined["transport"],
         }
+        if relays:
+            direct = _figures(done["steps"], last["followers"], whole_bytes=joined["num_bytes"] // 2)
+            found |= {"relays": num_relays, "relays_cpu_ms_a_step": 1e3 * relays_s / (work.num_rounds * work.num_steps)}
+            found |= {f"direct_{name}": direct[name] for name in ("delay_p50_ms", "delay_p99_ms")}
         if num_wholes:
             found |= _wholes(first, routes, network, num_wholes, nbytes=joined["num_bytes"])
         run.release()
@@ -234,6 +252,11 @@ def in_words(title: str, report: Mapping[str, Any]) -> str:
         f"  from the step to its weights: median {report['delay_p50_ms']:.0f} ms, 99 % {report['delay_p99_ms']:.0f} ms;"
         f" trainer's step {report['step_ms']:.1f} ms; CPU of the servers {report['servers_cpu_ms_a_step']:.1f} ms a step",
     ]
+    if "relays" in report:
+        lines += [
+            f"  CPU of the {report['relays']} relays {report['relays_cpu_ms_a_step']:.1f} ms a step; one beside them at the servers:"
+            f" median {report['direct_delay_p50_ms']:.0f} ms, 99 % {report['direct_delay_p99_ms']:.0f} ms"
+        ]
     if report["share"]:
         lines.append(f"  {report['share']:.2%} of the elements change; loss {report['loss']:.2f}")
     if "ratios" in report:

@@ -145,12 +145,15 @@ def test_outer_steps_are_measured_beside_gradients_of_each_step(capsys: pytest.C
 @pytest.mark.timeout(240)
 def test_followers_are_measured_by_what_they_got(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--rates", "3e-6", "1e-3", "--sizes", "256KiB", "--followers", "3", "--processes", "2", "--networks", "1Gbit", "--ps", "2"]
+    few += ["--relays", "2"]
     assert benchmarks(["run", "fresh", *few, "--steps", "4", "--pause", "0.05", "--turns", "2", "--wholes", "1", "--json"]) == 0
-    refined, learned, linked, turned, dense = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    refined, learned, linked, relayed, turned, dense = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert 0 < refined["share"] < learned["share"] <= 1
     assert refined["patches"] and not learned["patches"]
     # The same share of changes gives the same bytes, whatever lies before the followers.
     assert linked["followers"] == 3 and linked["whole_by_bytes"] == pytest.approx(refined["whole_by_bytes"], rel=0.3)
     assert len(linked["observer_s"]) == len(linked["http_s"]) == 1
+    assert (relayed["followers"], relayed["relays"]) == (3, 2)
+    assert relayed["patches"] and relayed["direct_delay_p50_ms"] > 0
     assert len(turned["ratios"]) == 2
     assert dense["bytes_a_step"] == dense["whole_bytes"] == 128 << 10
