@@ -58,10 +58,10 @@ _GRACE_S = 1.0
 
 
 class Relay:
-    """Follows all dense variables in one encoding, and all `tables` if it is to, and serves them at an address. Use it as a context manager: it begins to serve at once.
+    """Follows all dense variables, and `tables` if it is to, in one encoding, and serves them at an address.
 
-    `link` and `registration`: of an observer of the cluster, or of another relay. It knows nothing that its readers would lose with it:
-    one that is started again goes on with them. Raises InvalidSpec if it cannot listen.
+    A context manager, which begins to serve when it is made. `link` and `registration`: of an observer of the cluster, or of another relay.
+    It knows nothing that its readers would lose with it: one that is started again goes on with them. Raises InvalidSpec if it cannot listen.
     """
 
     def __init__(

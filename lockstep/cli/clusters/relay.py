@@ -20,6 +20,7 @@ def add_relay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", nargs="?", metavar="CHIEF", help="address of the chief, or of another relay; as --chief")
     parser.add_argument("--listen", required=True, metavar="ADDRESS", help="where readers follow it, host:port or unix:/path")
     parser.add_argument("--wire", metavar="FORMAT", help="how float32 variables travel: float32 (default), bfloat16 or float16")
+    parser.add_argument("--tables", action="store_true", help="relay all rows of tables, too")
     add_arguments(parser)
     options.add_options(parser, [options.ALLOW_INSECURE_NETWORK, options.VERIFY_CLIENTS])
 
@@ -40,7 +41,7 @@ def run_relay(arguments: argparse.Namespace) -> int:
         wire=None,
         security=options.security_of(given),
     )
-    with Relay(link, registration, encoding=encoding, address=arguments.listen, security=security) as relay:
+    with Relay(link, registration, encoding=encoding, address=arguments.listen, tables=arguments.tables, security=security) as relay:
         print(f"relaying the weights of {link.transport.cluster!r}; to follow them: lockstep.follow({relay.address!r})", flush=True)
         relay.run()
     return 0

@@ -37,7 +37,7 @@ class Relays:
         self.errors: list[PsError] = []
         self.threads: list[threading.Thread] = []
 
-    def of(self, source: Any, *, name: str = "relay", wire: str = "bfloat16") -> Relay:
+    def of(self, source: Any, *, name: str = "relay", wire: str = "bfloat16", tables: bool = False) -> Relay:
         """Begins to relay a cluster in this process, or what is at an address."""
         if isinstance(source, str):
             entered = enter_as_observer(source, cluster=None, timeout_s=20, wire=None, security=None)
@@ -46,7 +46,7 @@ class Relays:
             entered = link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False)
         else:
             entered = enter_locally(source)
-        relay = Relay(*entered, encoding=encoding_of(wire), address=f"unix:{self._directory}/{name}")
+        relay = Relay(*entered, encoding=encoding_of(wire), address=f"unix:{self._directory}/{name}", tables=tables)
         thread = threading.Thread(target=self._run, args=(relay,))
         self.threads.append(thread)
         thread.start()
@@ -103,6 +103,23 @@ def test_readers_choose_variables_and_parts_and_ask_for_no_more(trained: Trained
         assert sorted(some.arrays) == ["bias", "scale"]
         np.testing.assert_array_equal(some.arrays["bias"], values["b"][1:])
     assert some.received_bytes < VALUES["w"].nbytes
+
+
+def test_tables_are_relayed_where_they_are_wanted(relays: Relays) -> None:
+    cluster = ObjectCluster(Shape(num_ps=2, num_workers=1), relays.stack)
+    session = cluster.session()
+    session.create_or_join({"w": VALUES["w"], "t": worker_client.EmbeddingTable((5000, 4))}, optimizer=worker_client.sgd(0.1))
+    weights = relays.reader(relays.of(cluster, tables=True), tables=True)
+    for row in range(4):
+        rows = worker_client.IndexedSlices([row, 3000 + row], np.full((2, 4), 0.3, np.float32))
+        session.step({"w": None, "t": rows}, timeout_s=20)
+        weights.wait(step=session.global_step, timeout_s=20)
+        values = session.read_rows("t")
+        np.testing.assert_array_equal(weights.arrays["t"], bfloat16(values).reshape(values.shape))
+    without = relays.of(cluster, name="dense")
+    relays.reader(without).wait(timeout_s=20)
+    with pytest.raises(InvalidSpec, match="tables are not followed here: start `lockstep relay` with --tables"):
+        relays.reader(without, tables=True).wait(timeout_s=20)
 
 
 def test_a_reader_that_asks_for_another_wire_is_told_which_there_is(trained: Trained, relays: Relays) -> None:
