@@ -61,7 +61,8 @@ class Relay:
     """Follows all dense variables, and `tables` if it is to, in one encoding, and serves them at an address.
 
     A context manager, which begins to serve when it is made. `link` and `registration`: of an observer of the cluster, or of another relay.
-    It knows nothing that its readers would lose with it: one that is started again goes on with them. Raises InvalidSpec if it cannot listen.
+    It knows nothing that its readers would lose with it: one that is started again goes on with them. Raises InvalidSpec where it cannot
+    listen.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ def test_inner_steps_that_were_not_contributed_are_told_and_sync_contributes_the
             loop.sync()
             assert loop.outer.global_step == 2
             stepped(model, inner, 13)
-        assert "1 inner steps since outer step 2 were not contributed: call sync() before the end" in caplog.text
+        assert "1 inner steps since outer step 2 were not contributed: call sync() first" in caplog.text
         stepped(model, inner, 14)
         assert session.local_step == 2
 
@@ -128,16 +128,20 @@ def test_a_worker_that_is_started_again_goes_on_with_its_inner_state(tmp_path: P
     with lockstep.local() as session, lt.DiLoCo(session, whole, inner, sync_every=3, outer=OUTER):
         for step in range(12):
             stepped(whole, inner, step)
-    for begin in (0, 6):
+    for begin in (0, 6):  # the second time in the place of a worker that was killed
         model = made()
         inner = inner_of(model)
-        with lockstep.local(cluster) as session, lt.DiLoCo(session, model, inner, sync_every=3, outer=OUTER, inner_state_dir=tmp_path):
-            for step in range(begin, begin + 6):
-                stepped(model, inner, step)
+        session = lockstep.local(cluster, worker_index=0, takeover=bool(begin))
+        lt.DiLoCo(session, model, inner, sync_every=3, outer=OUTER, inner_state_dir=tmp_path).__enter__()
+        for step in range(begin, begin + 6):
+            stepped(model, inner, step)
     assert "goes on with its state of outer step 2, at outer step 2" in caplog.text
     assert distance(model, whole) == 0
     model = made()
-    with lockstep.local(cluster) as session, lt.DiLoCo(session, model, inner_of(model), sync_every=3, outer=OUTER):
+    with (
+        lockstep.local(cluster, worker_index=0, takeover=True) as session,
+        lt.DiLoCo(session, model, inner_of(model), sync_every=3, outer=OUTER),
+    ):
         assert "the inner optimizer begins anew at outer step 4" in caplog.text
 
 
