@@ -96,8 +96,7 @@ class Coordinator:
         self._when_done: dict[type, Callable[[ev.Done, float], None]] = {
             ev.PrepareStep: lambda event, now: cluster.training.prepared(event, now),
             ev.ApplyStep: lambda event, now: cluster.training.applied(event, now),
-            ev.ConfigureShards: lambda event, now: cluster.training.configured(event, now),
-            ev.KeepRecord: self._kept,
+            ev.KeepRecord: lambda event, now: cluster.training.kept(event, now),
             ev.FindCheckpoint: cluster.recovery.checkpoint_found,
             ev.RestoreShards: cluster.recovery.restored,
             ev.CopyStep: cluster.checkpoints.copied,
@@ -108,9 +107,8 @@ class Coordinator:
         self._when_failed: dict[type, Callable[[ev.Failed, float], None]] = {
             ev.PrepareStep: lambda event, now: cluster.training.refused(event),
             ev.ApplyStep: lambda event, now: cluster.training.refused(event),
-            ev.ConfigureShards: lambda event, now: cluster.training.refused(event),
             ev.AdoptShards: cluster.recovery.adoption_failed,
-            ev.KeepRecord: self._kept,
+            ev.KeepRecord: lambda event, now: cluster.training.kept(event, now),
             ev.FindCheckpoint: cluster.recovery.search_failed,
             ev.RestoreShards: cluster.recovery.restore_failed,
             ev.CopyStep: cluster.checkpoints.failed,
@@ -191,10 +189,6 @@ class Coordinator:
 
     def _fail_shard(self, event: ev.ShardFailed, now: float) -> None:
         self.cluster.ending.fail(f"{self.cluster.servers[event.shard].name}: {printable(event.why)}")
-
-    def _kept(self, event: ev.Done | ev.Failed, now: float) -> None:
-        self.cluster.training.answers.kept(event)
-        self.cluster.recovery.kept(now)
 
     def _replicas_changed(self, event: ev.ReplicasChanged, now: float) -> None:
         """Notes other processes for a shard; participants get their addresses with their next token."""

@@ -208,13 +208,15 @@ class AdoptShards:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRecord:
-    """Have shards keep this for the chief's successor; a later one takes its place.
+    """Have shards work by these settings, and keep this for the chief's successor; a later one takes its place.
 
-    `is_for_all` False: the first shard is enough.
+    Its result: why a shard does not keep it, although it works by the settings; None: all keep it. `is_for_all` False: the first shard is
+    enough, since all have the settings.
     """
 
     fence: Fence
     version: int
+    settings: ShardSettings
     record: ChiefRecord
     is_for_all: bool = True
 
@@ -344,18 +346,6 @@ class PrepareStep:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigureShards:
-    """Have all shards work by these settings from now on."""
-
-    settings: ShardSettings
-
-    @property
-    def fence(self) -> Fence:
-        """The fence of the commands."""
-        return self.settings.fence
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class EndProcesses:
     """The cluster is no longer needed: shut down the shards, then end with this exit code.
 
@@ -425,7 +415,6 @@ class Found:
 Work = (
     PrepareStep
     | ApplyStep
-    | ConfigureShards
     | AdoptShards
     | KeepRecord
     | FindCheckpoint

@@ -173,12 +173,11 @@ class _Seeking:
 
 @light_dataclass(slots=True, kw_only=True)
 class _Restoring:
-    """The stage in which shards go back to a checkpoint, as they are `told`, and then keep its record, too."""
+    """The stage in which shards go back to a checkpoint, as they are `told`."""
 
     search: Search
     checkpoint: Checkpoint
     told: RestoreShards
-    is_restored: bool = False
 
 
 @light_dataclass(slots=True, kw_only=True)
@@ -186,7 +185,6 @@ class _TakingOver:
     """The stage after finding a model that an earlier chief has trained: shards are `told` to report; their reports, and what follows.
 
     `found`: training can continue, perhaps once an interrupted step is repeated; `pushes` have been applied, and `chosen` are promised.
-    `must_tell`: some shards may have settings that are not in force.
     """
 
     told: AdoptShards
@@ -197,7 +195,6 @@ class _TakingOver:
     pushes: tuple[WorkerPushes, ...] = ()
     chosen: tuple[ChosenPush, ...] = ()
     start: Start = field(default_factory=lambda: Start(step=0))
-    must_tell: bool = False
     is_waiting_for_model: bool = False
 
 
@@ -219,8 +216,7 @@ class Recovery:
         self._num_rollbacks, self._last_rollback = 0, ""
         # The step that training had reached before the latest rollback.
         self.reached = 0
-        # The settings that the earlier chief gave the shards, by shard, and the highest step that one of them was at.
-        self._settings_versions: tuple[int, ...] = ()
+        # The highest step that a shard of the earlier chief was at.
         self._step_found = 0
         # Which process each shard was when it was empty.
         self._empty: dict[int, int] = {}
@@ -265,7 +261,6 @@ class Recovery:
         epochs = {status.fence.epoch for status in statuses}
         held = [status.step is not None for status in statuses]
         chief_incarnation = 1 + max((status.fence.chief_incarnation for status in statuses), default=0)
-        self._settings_versions = tuple(status.settings_version for status in statuses)
         self._step_found = max((status.step for status in statuses if status.step is not None), default=0)
         self._servers.looked_at([status.process_incarnation for status in statuses])
         self._empty = {index: status.process_incarnation for index, status in enumerate(statuses) if status.step is None}
@@ -348,7 +343,6 @@ class Recovery:
             self._refuse_participants()
             self._data.resume(None)
         self._model.restart()
-        self._settings.begin_anew(is_again=is_again)
         self._cluster.attachments.restart(NO_STEP_ATTACHMENTS)
         self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
         self._servers.release_all()
@@ -364,7 +358,7 @@ class Recovery:
         why, stage = printable(damage) or f"{self._servers[shard].name} was restarted", self._stage
         if self._ending.is_over or isinstance(stage, _Seeking):
             return
-        if isinstance(stage, _Restoring) and not stage.is_restored:
+        if isinstance(stage, _Restoring):
             text = f"{why} while step {stage.checkpoint.step} was being brought back: once more"
             self._out.note(text, is_warning=True)
             self._servers.doubt()
@@ -436,16 +430,8 @@ class Recovery:
         training = self._cluster.begin_training(Start(step=checkpoint.step, oldest_kept=checkpoint.step))
         self._checkpoints.restored(checkpoint, now)
         # A chief that came after this one could not tell otherwise which training data these values have.
-        stage.is_restored = True
-        training.answers.keep()
-        self.kept(now)
-
-    def kept(self, now: float) -> None:
-        """The shards keep a record: if they were brought back, training continues now."""
-        is_restored = isinstance(self._stage, _Restoring) and self._stage.is_restored
-        if is_restored and not self._ending.is_over and not self._cluster.training.answers.is_keeping:
-            # Saved again, so that the number of the new epoch is on disk before another start could take it.
-            self._complete(now)
+        self._stage = None
+        training.begin()
 
     def restore_failed(self, event: Failed, now: float) -> None:
         """A checkpoint could not be brought back: an older one may do, if it is damaged; the same later, if storage cannot be read now."""
@@ -497,7 +483,7 @@ class Recovery:
             return
         if isinstance(stage, _Seeking):
             self._find(stage.search)
-        elif isinstance(stage, _Restoring) and not stage.is_restored:
+        elif isinstance(stage, _Restoring):
             self._restore(stage.search, stage.checkpoint, stage.told.manifest_sha256)
 
     def _continue_without_checkpoint(self, search: Search) -> None:
@@ -534,7 +520,7 @@ class Recovery:
             tag=checkpoint.tag,
             manifest_sha256=manifest_sha256,
             specs=training.shard_specs(checkpoint.step),
-            settings=training.shard_settings(self._settings.as_they_are()),
+            settings=self._settings.newest.for_shards(members.fence),
         )
         self._stage = _Restoring(search=search, checkpoint=checkpoint, told=told)
         self._out.add(told)
@@ -548,10 +534,9 @@ class Recovery:
         """A chief that starts continues with the settings of a checkpoint; one that has trained continues with those that hold now."""
         # A worker may have presented its model already; only what a chief has initialised or taken over has settings of its own.
         if not self._model.is_created and record.model is not None:
-            self._settings.take_policy(record.policy)
             self._model.restore(record.model)
             self._num_rollbacks, self._last_rollback = record.num_rollbacks, record.last_rollback
-            self._settings.restore(record, version=max(self._settings_versions, default=0) + 1)
+            self._settings.restore(record)
 
     def _misfit(self, checkpoint: Checkpoint) -> str:
         """Says why a whole checkpoint is not one to go back to; empty: it is."""
@@ -591,14 +576,14 @@ class Recovery:
         """A worker has presented a model: if it is the one that shards hold, training continues."""
         stage = self._stage
         if isinstance(stage, _TakingOver) and stage.is_waiting_for_model and self._model.model is not None:
-            stage.is_waiting_for_model, stage.must_tell = False, True
+            stage.is_waiting_for_model = False
             stage.start = replace(stage.start, awaited=self._cluster.training.awaited)  # others have come back meanwhile
             self._begin_where_they_are(stage, now)
 
     def repeated(self, now: float) -> None:
         """All shards have applied the step that the earlier chief did not complete."""
         if isinstance(self._stage, _TakingOver) and not self._ending.is_over:
-            self._secure(now)
+            self._secure()
 
     def _take_over(self, why: str, *, search: Search | None = None) -> None:
         self.why, self._plan = why, "the parameter servers are asked where they are"
@@ -653,25 +638,19 @@ class Recovery:
         if isinstance(found, str):
             return found
         held = [adoption for adoption in adoptions if adoption is not None]
-        # The chief before may have changed them since the first look.
-        self._settings_versions = tuple(adoption.settings_version for adoption in held)
         if self._lacks_its_record(record, held, policy):
             return "the chief before this one ended while it brought the parameter servers back to a checkpoint"
         if record is None or record.model is None:
             self._model.hold(tuple(adoption.layout_hash for adoption in held))
-            self._settings.skip_to(max(self._settings_versions, default=0))
             stage.is_waiting_for_model = True
         else:
-            self._settings.take_policy(record.policy)
             self._model.restore(record.model)
             problem = mismatch(held, self._model.layouts, names=names)
             if problem:
                 self._model.restart()
                 return problem
             self._num_rollbacks, self._last_rollback = record.num_rollbacks, record.last_rollback
-            self._settings.restore(record, version=max(self._settings_versions, default=0))
-            is_other = record.rejects_nonfinite is not self._config.reject_nonfinite
-            stage.must_tell = is_other or any(version != record.settings_version for version in self._settings_versions)
+            self._settings.restore(record)
         if record is not None:
             self._members.stem_from(record.earlier)
         stage.pushes = newest_pushes(adoption.pushes for adoption in held)
@@ -739,11 +718,11 @@ class Recovery:
             tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
         )
         training = self._cluster.begin_training(start)
+        self.why = self.why or "another chief was here before"
         redo = found.redo
         if redo is None:
-            self._secure(now)
+            self._secure()
             return
-        self.why = self.why or "another chief was here before"
         self._plan = f"step {redo.step} is repeated with its {len(redo.contributors)} contributions, since not all have applied it"
         training.redo(redo, now)
 
@@ -759,30 +738,25 @@ class Recovery:
         counted = tuple(Counted(push_id=one.push_id, step=one.step, weight=one.weight) for one in stage.chosen)
         return () if policy.spec.applies_on_arrival else counted
 
-    def _secure(self, now: float) -> None:
+    def _secure(self) -> None:
         """The shards are at one step. If steps are announced only once saved, saves this one too: the earlier chief may not have."""
         training = self._cluster.training
         if not self._checkpoints.holds_steps:
-            self._continue(now)
+            self._continue()
             return
-        self.why = self.why or "another chief was here before"
         self._plan = f"step {training.step} is saved before it is announced"
         self._checkpoints.hold(HeldStep(step=training.step, contributors=(), then=self._secured))
 
     def _secured(self, tag: str, now: float) -> None:
         if not self._ending.is_over:
-            self._continue(now)
+            self._continue()
 
-    def _continue(self, now: float) -> None:
-        stage, training = self._stage, self._cluster.training
-        must_tell = isinstance(stage, _TakingOver) and stage.must_tell
+    def _continue(self) -> None:
+        training = self._cluster.training
         words = f"a new chief (number {self._members.chief_incarnation}) took over at step {training.step}"
         self._out.note(words, kind=NoteKind.CHIEF)
-        self._complete(now)
-        # The contributions that the earlier chief had counted may complete the step.
-        self._out.afterwards(self._cluster.proceed)
-        if must_tell:
-            training.tell_again()
+        self._stage, self._plan = None, "the parameter servers are told how to work"
+        training.begin()
 
     # -- inside
 
@@ -790,14 +764,16 @@ class Recovery:
     def _config(self) -> CoordinationConfig:
         return self._settings.config
 
-    def _complete(self, now: float) -> None:
+    def complete(self, now: float) -> None:
+        """All shards work by the settings that hold: training begins, or continues."""
         training = self._cluster.training
-        self._stage, self.why, self._plan = None, "", ""
+        self.why = self._plan = ""
         self._model.make_ready()
         self._cluster.ledger.roll_back(training.step, now=now)
         self._checkpoints.training_begins(now)
-        self._cluster.models.answer_waiting()
-        training.answers.keep()
+        self._cluster.models.model_ready()
+        # The contributions that an earlier chief had counted may complete the step.
+        self._out.afterwards(self._cluster.proceed)
         max_steps = self._config.max_steps
         if max_steps is not None and training.step >= max_steps:
             self._ending.finish(f"max_steps {max_steps} reached", now)

@@ -100,13 +100,13 @@ class Cluster:
 
     def record(self) -> ChiefRecord:
         """Returns the record for a successor of this chief, without the state that changes with every step."""
+        settings = self.settings.newest
         return ChiefRecord(
             model=self.model.model,
-            policy=self.settings.config.policy,
-            settings_version=self.settings.version_that_holds,
-            rejects_nonfinite=self.settings.config.reject_nonfinite,
+            policy=settings.config.policy,
+            settings_version=settings.number,
             oldest_kept=self.training.oldest_kept,
-            optimizers=self.settings.optimizers,
+            optimizers=tuple(settings.optimizers.values()),
             num_rollbacks=self.recovery.num_rollbacks,
             last_rollback=self.recovery.last_rollback,
             earlier=self.members.earlier,

@@ -124,7 +124,7 @@ class ShardSide:
         match wish:
             case ev.ApplyStep():
                 self._apply(wish)
-            case ev.PrepareStep() | ev.ConfigureShards() | ev.CopyStep() | ev.WriteStep():
+            case ev.PrepareStep() | ev.CopyStep() | ev.WriteStep():
                 self.in_loop(self._begin, self._work.carry_out, wish)
             case ev.AdoptShards() | ev.RestoreShards():
                 self._begin_epoch(wish)

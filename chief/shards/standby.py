@@ -24,6 +24,7 @@ from ps_protocol.roles.shard import (
     AdoptRequest,
     ApplyReply,
     ApplyRequest,
+    KeepRecordRequest,
     ReplicaState,
     RestoreRequest,
     SaveRequest,
@@ -325,9 +326,9 @@ class ReplicatedLink:
                 await self._follow_mode(request.settings)
                 progress = await self._at_members(self.numbered(request), timeout_s)
                 answer = next((one for one in progress if not one.is_done), progress[0])
-            case ShardSettings():
-                await self._follow_mode(request)
-                answer = await self._at_members(request, timeout_s)
+            case KeepRecordRequest():
+                await self._follow_mode(request.settings)
+                answer = (await self._at_members(request, timeout_s))[0]
             case ApplyRequest():
                 answer = await self._apply(request, timeout_s)
             case ShutdownRequest():
@@ -434,7 +435,6 @@ class ReplicatedLink:
             record_version=newest.record_version,
             last_apply=last,
             given_up=tuple(dict.fromkeys(gone for one in members for gone in one.given_up)),
-            settings_version=max(one.settings_version for one in members),
         )
 
     def _met(self, one: Replica, status: ShardStatus) -> ShardStatus:

@@ -21,7 +21,7 @@ from chief.shards.requests import (
     step_requests,
 )
 from chief.shards.standby import distrust_unconfirmed
-from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
+from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, LimitExceeded, PsError, Superseded, TrainingFailed
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import LIVING_CHIEF_S, Fence
@@ -115,10 +115,8 @@ class ShardWork:
                 return await self._apply(work, is_again=is_again)
             case ev.PrepareStep():
                 result = await self._prepare(work)
-            case ev.ConfigureShards():
-                await self._configure(work)
             case ev.KeepRecord():
-                await self._keep_record(work)
+                result = await self._keep_record(work)
             case ev.AdoptShards():
                 return await self._adopt_all()
             case ev.FindCheckpoint():
@@ -142,7 +140,7 @@ class ShardWork:
         """Everything is commanded by this from now on."""
         self._authority.obey(fence)
 
-    # -- steps and settings
+    # -- steps
 
     async def _prepare(self, step: ev.PrepareStep) -> tuple[tuple[float, ...], ...] | ev.Lacking:
         """Asks all shards, at once, how large the mean of a step is."""
@@ -204,11 +202,6 @@ class ShardWork:
         """Returns what each shard is sent to apply a step, for who has another way. Thread-safe."""
         return step_requests(step, num_shards=len(self._calls))
 
-    async def _configure(self, change: ev.ConfigureShards) -> None:
-        """Tells all shards, at once, how to work from now on."""
-        settings, links = change.settings, self._calls.links
-        await self._at_all(f"settings version {settings.version}", lambda index: links[index].call(settings, timeout_s=_APPLY_TIMEOUT_S))
-
     # -- shards that are looked at, adopted and watched
 
     async def look_at_all(self, *, is_takeover: bool) -> None:
@@ -257,13 +250,21 @@ class ShardWork:
         except PsError as error:
             raise self._named(index, error) from None
 
-    async def _keep_record(self, work: ev.KeepRecord) -> None:
-        """Has shards keep a record."""
-        request = KeepRecordRequest(fence=work.fence, version=work.version, record=self._packer.pack(work.record))
-        if work.is_for_all:
-            await self._calls.at_all(lambda index: self._insist(index, request, _COPY_TIMEOUT_S))
-        else:
-            await self._insist(0, request, _COPY_TIMEOUT_S)
+    async def _keep_record(self, work: ev.KeepRecord) -> LimitExceeded | None:
+        """Has shards work by settings, and keep a record; returns why one does not keep it, because it is too large."""
+        record = self._packer.pack(work.record)
+        request = KeepRecordRequest(fence=work.fence, version=work.version, settings=work.settings, record=record)
+
+        async def keep(index: int) -> LimitExceeded | None:
+            try:
+                await self._calls.links[index].call(request, timeout_s=_COPY_TIMEOUT_S)
+            except LimitExceeded as error:
+                return error
+            return None
+
+        what = "to keep a record"
+        refusals = await self._at_all(what, keep) if work.is_for_all else [await self._at(0, what, keep, is_again=False)]
+        return next((error for error in refusals if error is not None), None)
 
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
         """Checks several times a second whether a silent shard is still the same process. Does not end.

@@ -401,7 +401,7 @@ class _Simulation:
                 case ev.ApplyStep():
                     self._step = instruction
                     self.later(self._costs.apply_s, self._applied, 0)
-                case ev.ConfigureShards():
+                case ev.KeepRecord():
                     self._handle(ev.Done(work=instruction))
 
     def _applied(self, _: int) -> None:

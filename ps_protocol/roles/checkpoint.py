@@ -40,8 +40,8 @@ class ChosenPush:
 class ChiefRecord:
     """The record that a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
 
-    `rejects_nonfinite`: whether the shards refuse gradients that are not finite. `oldest_kept`: shards may have dropped contributions to
-    steps before this one, since the policy that held then kept none of earlier steps.
+    `oldest_kept`: shards may have dropped contributions to steps before this one, since the policy that held then kept none of earlier
+    steps.
 
     Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it), the training data done, and what
     lasts of what applied contributions have brought.
@@ -54,7 +54,6 @@ class ChiefRecord:
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
     num_rollbacks: int = 0
     last_rollback: str = ""
-    rejects_nonfinite: bool = False
     oldest_kept: int = 0
     epoch: int = 0
     step: int = 0

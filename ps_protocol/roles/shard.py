@@ -159,10 +159,9 @@ def creation_words(layout: Layout, created_bytes: int) -> tuple[str, float]:
     return words, part
 
 
-@_commands(field="configure")
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSettings:
-    """The settings of a shard from now on; waits for a step under way. A `version` that is not above the shard's changes nothing.
+    """The settings of a shard from now on. A `version` that is not above the shard's changes nothing.
 
     `accepts_stale`: contributions of steps gone by are staged too, and stay until they are applied or discarded. `applies_on_arrival`: each
     contribution is applied as soon as it is whole, in place and without a lock; that cannot change once anything has been applied.
@@ -176,8 +175,6 @@ class ShardSettings:
     applies_on_arrival: bool = False
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
     rejects_nonfinite: bool = False
-    answer: ClassVar[type[None]] = type(None)
-    awaited: ClassVar[str] = "its new settings"
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +299,6 @@ class Adoption:
     session_keys: tuple[bytes, ...] = field(default=(), repr=False)
     was_alone: bool = False
     given_up: tuple[PushId, ...] = ()
-    settings_version: int = 0
 
 
 @_asks("AdoptShard", by=CHIEF)
@@ -326,10 +322,14 @@ class AdoptRequest:
 @_asks("KeepRecord", by=CHIEF)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRecordRequest:
-    """Has a record kept for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
+    """Has a record kept for the chief's successor, unless the shard has such or a newer one, and settings hold, if they are newer.
+
+    Waits for a step under way if they are. Raises Superseded; LimitExceeded for the record, after the settings hold.
+    """
 
     fence: Fence
     version: int
+    settings: ShardSettings
     record: bytes = field(repr=False)
     answer: ClassVar[type[None]] = type(None)
     awaited: ClassVar[str] = "a record to be kept"

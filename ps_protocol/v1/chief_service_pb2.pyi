@@ -718,7 +718,7 @@ class LeaseRangesResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ChiefRecord(_message.Message):
-    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "earlier", "rejects_nonfinite", "attached", "oldest_kept")
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "earlier", "attached", "oldest_kept")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -730,7 +730,6 @@ class ChiefRecord(_message.Message):
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
-    REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     OLDEST_KEPT_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
@@ -744,10 +743,9 @@ class ChiefRecord(_message.Message):
     chosen: _containers.RepeatedCompositeFieldContainer[ChosenPush]
     data: DataMarks
     earlier: _tensor_pb2.Fence
-    rejects_nonfinite: bool
     attached: _tensor_pb2.StepAttachments
     oldest_kept: int
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataMarks, _Mapping]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ..., oldest_kept: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataMarks, _Mapping]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ..., oldest_kept: _Optional[int] = ...) -> None: ...
 
 class ChosenPush(_message.Message):
     __slots__ = ("push_id", "ranges", "step", "weight", "attached")

@@ -72,7 +72,7 @@ class ReplicaState(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_alone: bool = ..., forgets: bool = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
-    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes", "session_keys", "was_alone", "given_up", "settings_version")
+    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes", "session_keys", "was_alone", "given_up")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -82,7 +82,6 @@ class AdoptShardResponse(_message.Message):
     SESSION_KEYS_FIELD_NUMBER: _ClassVar[int]
     WAS_ALONE_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
-    SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     step: int
     layout_hash: str
     record: bytes
@@ -92,8 +91,7 @@ class AdoptShardResponse(_message.Message):
     session_keys: _containers.RepeatedScalarFieldContainer[bytes]
     was_alone: bool
     given_up: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
-    settings_version: int
-    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ..., session_keys: _Optional[_Iterable[bytes]] = ..., was_alone: bool = ..., given_up: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., settings_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ..., session_keys: _Optional[_Iterable[bytes]] = ..., was_alone: bool = ..., given_up: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ...) -> None: ...
 
 class WorkerPushes(_message.Message):
     __slots__ = ("worker", "incarnation", "applied")
@@ -114,14 +112,16 @@ class AppliedPush(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class KeepRecordRequest(_message.Message):
-    __slots__ = ("fence", "version", "record")
+    __slots__ = ("fence", "version", "record", "settings")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     version: int
     record: bytes
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., version: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
+    settings: ShardSettings
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., version: _Optional[int] = ..., record: _Optional[bytes] = ..., settings: _Optional[_Union[ShardSettings, _Mapping]] = ...) -> None: ...
 
 class KeepRecordResponse(_message.Message):
     __slots__ = ()
@@ -430,30 +430,26 @@ class PushResponse(_message.Message):
     def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., reply: _Optional[_Union[PushReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
 class CommandRequest(_message.Message):
-    __slots__ = ("call", "apply", "prepare", "configure")
+    __slots__ = ("call", "apply", "prepare")
     CALL_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
-    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     call: int
     apply: ApplyRequest
     prepare: ApplyRequest
-    configure: ShardSettings
-    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., prepare: _Optional[_Union[ApplyRequest, _Mapping]] = ..., configure: _Optional[_Union[ShardSettings, _Mapping]] = ...) -> None: ...
+    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., prepare: _Optional[_Union[ApplyRequest, _Mapping]] = ...) -> None: ...
 
 class CommandResponse(_message.Message):
-    __slots__ = ("call", "apply", "prepare", "configure", "error")
+    __slots__ = ("call", "apply", "prepare", "error")
     CALL_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
-    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     call: int
     apply: ApplyReply
     prepare: PrepareReply
-    configure: ConfigureReply
     error: _error_pb2.CallError
-    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyReply, _Mapping]] = ..., prepare: _Optional[_Union[PrepareReply, _Mapping]] = ..., configure: _Optional[_Union[ConfigureReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+    def __init__(self, call: _Optional[int] = ..., apply: _Optional[_Union[ApplyReply, _Mapping]] = ..., prepare: _Optional[_Union[PrepareReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
 class ShareMemoryRequest(_message.Message):
     __slots__ = ("claim", "proof", "num_buffers")
@@ -576,10 +572,6 @@ class OptimizerChange(_message.Message):
     original: _tensor_pb2.OptimizerSpec
     current: _tensor_pb2.OptimizerSpec
     def __init__(self, original: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ..., current: _Optional[_Union[_tensor_pb2.OptimizerSpec, _Mapping]] = ...) -> None: ...
-
-class ConfigureReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("sums",)

@@ -883,6 +883,30 @@ def read_PrepareRequest(message: Any) -> PrepareRequest:
     )
 
 
+def write_ShardSettings(value: ShardSettings, message: Any) -> None:
+    write_Fence(value.fence, message.fence)
+    message.version = value.version
+    message.accepts_stale = value.accepts_stale
+    message.applies_on_arrival = value.applies_on_arrival
+    if one := value.optimizers:
+        for item in one:
+            element = message.optimizers.add()
+            write_OptimizerSpec(item[0], element.original)
+            write_OptimizerSpec(item[1], element.current)
+    message.rejects_nonfinite = value.rejects_nonfinite
+
+
+def read_ShardSettings(message: Any) -> ShardSettings:
+    return ShardSettings(
+        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
+        version=message.version,
+        accepts_stale=message.accepts_stale,
+        applies_on_arrival=message.applies_on_arrival,
+        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
+        rejects_nonfinite=message.rejects_nonfinite,
+    )
+
+
 def write_AppliedPush(value: AppliedPush, message: Any) -> None:
     message.sequence = value.sequence
     message.step = value.step
@@ -928,7 +952,6 @@ def write_Adoption(value: Adoption, message: Any) -> None:
     if one := value.given_up:
         for item in one:
             write_PushId(item, message.given_up.add())
-    message.settings_version = value.settings_version
 
 
 def read_Adoption(message: Any) -> Adoption:
@@ -942,7 +965,6 @@ def read_Adoption(message: Any) -> Adoption:
         session_keys=tuple(message.session_keys),
         was_alone=message.was_alone,
         given_up=special.read_given_up(message, READ),
-        settings_version=message.settings_version,
     )
 
 
@@ -1471,7 +1493,6 @@ def write_ChiefRecord(value: ChiefRecord, message: Any) -> None:
             write_OptimizerSpec(item[1], element.current)
     message.num_rollbacks = value.num_rollbacks
     message.last_rollback = value.last_rollback
-    message.rejects_nonfinite = value.rejects_nonfinite
     message.oldest_kept = value.oldest_kept
     message.epoch = value.epoch
     message.step = value.step
@@ -1495,7 +1516,6 @@ def read_ChiefRecord(message: Any) -> ChiefRecord:
         optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
         num_rollbacks=message.num_rollbacks,
         last_rollback=message.last_rollback,
-        rejects_nonfinite=message.rejects_nonfinite,
         oldest_kept=message.oldest_kept,
         epoch=message.epoch,
         step=message.step,
@@ -1923,30 +1943,6 @@ def read_DeleteAccumulatorRequest(message: Any) -> DeleteAccumulatorRequest:
     )
 
 
-def write_ShardSettings(value: ShardSettings, message: Any) -> None:
-    write_Fence(value.fence, message.fence)
-    message.version = value.version
-    message.accepts_stale = value.accepts_stale
-    message.applies_on_arrival = value.applies_on_arrival
-    if one := value.optimizers:
-        for item in one:
-            element = message.optimizers.add()
-            write_OptimizerSpec(item[0], element.original)
-            write_OptimizerSpec(item[1], element.current)
-    message.rejects_nonfinite = value.rejects_nonfinite
-
-
-def read_ShardSettings(message: Any) -> ShardSettings:
-    return ShardSettings(
-        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
-        version=message.version,
-        accepts_stale=message.accepts_stale,
-        applies_on_arrival=message.applies_on_arrival,
-        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
-        rejects_nonfinite=message.rejects_nonfinite,
-    )
-
-
 def write_ApplyReply(value: ApplyReply, message: Any) -> None:
     message.step = value.step
     message.repeated_request = value.repeated_request
@@ -1965,6 +1961,7 @@ def read_ApplyReply(message: Any) -> ApplyReply:
 def write_KeepRecordRequest(value: KeepRecordRequest, message: Any) -> None:
     write_Fence(value.fence, message.fence)
     message.version = value.version
+    write_ShardSettings(value.settings, message.settings)
     message.record = value.record
 
 
@@ -1972,6 +1969,7 @@ def read_KeepRecordRequest(message: Any) -> KeepRecordRequest:
     return KeepRecordRequest(
         fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
         version=message.version,
+        settings=read_ShardSettings(message.settings) if message.HasField("settings") else fields.missing(message, "settings"),
         record=message.record,
     )
 
@@ -2506,14 +2504,6 @@ def read_DeleteAccumulatorResponse(message: Any) -> Any:
     return message.deleted
 
 
-def write_ConfigureReply(value: Any, message: Any) -> None:
-    pass
-
-
-def read_ConfigureReply(message: Any) -> Any:
-    return None
-
-
 def write_PrepareReply(value: Any, message: Any) -> None:
     message.sums.extend(value)
 
@@ -2637,6 +2627,7 @@ WRITE: dict[type, Any] = {
     ShardStatus: write_ShardStatus,
     AdoptRequest: write_AdoptRequest,
     PrepareRequest: write_PrepareRequest,
+    ShardSettings: write_ShardSettings,
     AppliedPush: write_AppliedPush,
     WorkerPushes: write_WorkerPushes,
     Adoption: write_Adoption,
@@ -2690,7 +2681,6 @@ WRITE: dict[type, Any] = {
     AccumulatorStatusRequest: write_AccumulatorStatusRequest,
     AccumulatorStatus: write_AccumulatorStatus,
     DeleteAccumulatorRequest: write_DeleteAccumulatorRequest,
-    ShardSettings: write_ShardSettings,
     ApplyReply: write_ApplyReply,
     KeepRecordRequest: write_KeepRecordRequest,
     KeepStoryRequest: write_KeepStoryRequest,
@@ -2764,6 +2754,7 @@ READ: dict[type, Any] = {
     ShardStatus: read_ShardStatus,
     AdoptRequest: read_AdoptRequest,
     PrepareRequest: read_PrepareRequest,
+    ShardSettings: read_ShardSettings,
     AppliedPush: read_AppliedPush,
     WorkerPushes: read_WorkerPushes,
     Adoption: read_Adoption,
@@ -2817,7 +2808,6 @@ READ: dict[type, Any] = {
     AccumulatorStatusRequest: read_AccumulatorStatusRequest,
     AccumulatorStatus: read_AccumulatorStatus,
     DeleteAccumulatorRequest: read_DeleteAccumulatorRequest,
-    ShardSettings: read_ShardSettings,
     ApplyReply: read_ApplyReply,
     KeepRecordRequest: read_KeepRecordRequest,
     KeepStoryRequest: read_KeepStoryRequest,
@@ -2891,6 +2881,7 @@ MESSAGE: dict[type, Any] = {
     ShardStatus: parameter_service_pb2.GetShardStatusResponse,
     AdoptRequest: parameter_service_pb2.AdoptShardRequest,
     PrepareRequest: parameter_service_pb2.ApplyRequest,
+    ShardSettings: parameter_service_pb2.ShardSettings,
     AppliedPush: parameter_service_pb2.AppliedPush,
     WorkerPushes: parameter_service_pb2.WorkerPushes,
     Adoption: parameter_service_pb2.AdoptShardResponse,
@@ -2944,7 +2935,6 @@ MESSAGE: dict[type, Any] = {
     AccumulatorStatusRequest: accumulator_service_pb2.GetAccumulatorRequest,
     AccumulatorStatus: accumulator_service_pb2.GetAccumulatorResponse,
     DeleteAccumulatorRequest: accumulator_service_pb2.DeleteAccumulatorRequest,
-    ShardSettings: parameter_service_pb2.ShardSettings,
     ApplyReply: parameter_service_pb2.ApplyReply,
     KeepRecordRequest: parameter_service_pb2.KeepRecordRequest,
     KeepStoryRequest: parameter_service_pb2.KeepStoryRequest,
@@ -2983,7 +2973,6 @@ ANSWERS: dict[type, Any] = {
     SetAccumulatorStepRequest: (accumulator_service_pb2.SetAccumulatorStepResponse, write_SetAccumulatorStepResponse, read_SetAccumulatorStepResponse),
     AccumulatorStatusRequest: (accumulator_service_pb2.GetAccumulatorResponse, write_AccumulatorStatus, read_AccumulatorStatus),
     DeleteAccumulatorRequest: (accumulator_service_pb2.DeleteAccumulatorResponse, write_DeleteAccumulatorResponse, read_DeleteAccumulatorResponse),
-    ShardSettings: (parameter_service_pb2.ConfigureReply, write_ConfigureReply, read_ConfigureReply),
     ApplyRequest: (parameter_service_pb2.ApplyReply, write_ApplyReply, read_ApplyReply),
     PrepareRequest: (parameter_service_pb2.PrepareReply, write_PrepareReply, read_PrepareReply),
     AdoptRequest: (parameter_service_pb2.AdoptShardResponse, write_Adoption, read_Adoption),

@@ -156,6 +156,7 @@ _NAMED: tuple[Pair, ...] = (
         writes={"of": special.write_prepare},
         reads={"of": special.read_prepare},
     ),
+    Pair(value=shard.ShardSettings, message=parameter_service_pb2.ShardSettings),
     Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
     Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),
     Pair(value=shard.Adoption, message=parameter_service_pb2.AdoptShardResponse, reads={"given_up": special.read_given_up}),

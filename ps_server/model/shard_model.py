@@ -221,6 +221,10 @@ class ShardModel:
         """Whether contributions of any step are taken, so that steps come as fast as they can."""
         return self._settings.current.accepts_stale
 
+    def lacks(self, settings: ShardSettings) -> bool:
+        """Whether these are newer than those in force."""
+        return self._settings.is_news(settings)
+
     def configure(self, settings: ShardSettings) -> None:
         """Changes the shard's settings, unless it has these or newer ones; no step may be under way. Raises InvalidSpec.
 

@@ -144,7 +144,6 @@ class Shard:
             AdoptRequest: self._adopt,
             KeepRecordRequest: self._keep_record,
             KeepStoryRequest: self._keep_story,
-            ShardSettings: self._configure,
             SaveRequest: self._save,
             RestoreRequest: self._restore,
             PrepareRequest: self._prepare_step,
@@ -198,18 +197,19 @@ class Shard:
     def _keep_record(self, request: KeepRecordRequest) -> None:
         with self._gate:
             self._gate.check_chief(request.fence)
+            if self._model is None or not self._model.lacks(request.settings):
+                self._gate.chief.keep(request.record, version=request.version)
+                return
+        with self._gate.step(request.fence):
+            model = self._model_locked()
+            model.configure(request.settings)
+            self._history.configured(model, request.settings)
             self._gate.chief.keep(request.record, version=request.version)
+        self._gate.tell()
 
     def _keep_story(self, request: KeepStoryRequest) -> bytes:
         with self._gate:
             return self._gate.chief.keep_story(request.story)
-
-    def _configure(self, settings: ShardSettings) -> None:
-        with self._gate.step(settings.fence):
-            model = self._model_locked()
-            model.configure(settings)
-            self._history.configured(model, settings)
-        self._gate.tell()
 
     def _save(self, request: SaveRequest) -> SaveProgress:
         # Also while the shard shuts down.
@@ -773,7 +773,6 @@ class Shard:
             session_keys=self._gate.admitted.keys,
             was_alone=chief.was_alone,
             given_up=model.inbox.given_up if model else (),
-            settings_version=model.settings.version if model else 0,
         )
 
 

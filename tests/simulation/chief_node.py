@@ -231,7 +231,7 @@ class ChiefNode:
             self._oracle.asked_to_change(request.request_id, rate.arguments["value"])
 
     def _look_which_policy_holds(self) -> None:
-        spec, version = self.coordinator.cluster.policy.spec, self.coordinator.cluster.settings.version_that_holds
+        spec, version = self.coordinator.cluster.policy.spec, self.coordinator.cluster.settings.version
         self._held_since |= dict.fromkeys(range(self._version + 1, version + 1), self._era)
         self._version = version
         if spec != self._rules.spec:

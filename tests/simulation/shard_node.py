@@ -14,6 +14,7 @@ from ps_protocol.roles.history import History
 from ps_protocol.roles.shard import (
     AdoptRequest,
     ApplyRequest,
+    KeepRecordRequest,
     PushHeader,
     PushResult,
     ReadRequest,
@@ -111,8 +112,10 @@ class ShardNode:
                 return self._save(request)
             case RestoreRequest():
                 return self._restore(request)
-            case ShardSettings():
-                return self._configure(request)
+            case KeepRecordRequest():
+                self.shard.call(request)
+                self._rates[request.settings.version] = _rate_of(request.settings)
+                return None
         return self.shard.call(request)
 
     def _adopt(self, request: AdoptRequest) -> object:
@@ -133,13 +136,6 @@ class ShardNode:
             rate = self._rates.get(status.settings_version, LEARNING_RATE)
             self._oracle.applied(self._place, status.fence.life, request, self._arena(request.fence.epoch), rate=rate)
         return reply
-
-    def _configure(self, settings: ShardSettings) -> object:
-        before = self._status.settings_version
-        self.shard.call(settings)
-        if settings.version > before:
-            self._rates[settings.version] = _rate_of(settings)
-        return None
 
     def _save(self, request: SaveRequest) -> object:
         progress = self.shard.call(request)

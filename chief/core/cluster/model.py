@@ -204,7 +204,7 @@ class ModelCalls:
         if is_news:
             num_bytes = sum(held_bytes(layout) for layout in registry.layouts)
             self._out.note(f"{member.name} has initialised the model: {counted(len(registry.placement), 'slice')}, {num_bytes:,} bytes")
-            self._cluster.training.begin_with_model(now)
+            self._cluster.training.begin()
 
     def model_ready(self) -> None:
         """Answers all that wait for the model: the shards hold its first values and their settings."""

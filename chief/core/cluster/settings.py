@@ -1,10 +1,10 @@
-"""Changes of the policy and of optimizers during training: requested ones, those in force, and those that the shards have.
+"""Changes of the policy and of optimizers during training: requested ones, the one that shards are told of, and those in force.
 
 Knows specifications and versions; no step, clock, thread or wire. `training` decides when a change can be carried out.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from chief.core.waiting import Blocked, slice_s
@@ -33,59 +33,67 @@ Optimizers = dict[str, tuple[OptimizerSpec, OptimizerSpec]]
 
 @light_dataclass(slots=True, eq=False, kw_only=True)
 class Change:
-    """A requested change; `optimizers`: as they are with it, once it is being introduced, if it is about them."""
+    """A requested change."""
 
     key: _Key
     asked: PolicySpec | HyperparameterChange
-    optimizers: Optimizers | None = None
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class ForShards:
-    """The settings as shards get them."""
+class SettingsVersion:
+    """The configuration, with the policy, the changed optimizers, and how many changes have led to them."""
 
-    accepts_stale: bool = False
-    applies_on_arrival: bool = False
-    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
-    rejects_nonfinite: bool = False
+    config: CoordinationConfig
+    optimizers: Optimizers = field(default_factory=dict)
+    number: int = 0
+
+    def for_shards(self, fence: Fence) -> ShardSettings:
+        """Returns the settings as shards get them."""
+        policy = self.config.policy
+        return ShardSettings(
+            fence=fence,
+            version=self.number + 1,  # shards begin with 0
+            accepts_stale=policy.accepts_stale,
+            applies_on_arrival=policy.applies_on_arrival,
+            optimizers=tuple(self.optimizers.values()),
+            rejects_nonfinite=self.config.reject_nonfinite,
+        )
 
 
 class Settings:
-    """Queues changes, remembers the settings in force, and answers the calls that wait. `version` grows with each change for shards."""
+    """Queues changes, remembers the settings in force, and answers the calls that wait."""
 
     def __init__(self, cluster: "Cluster", config: CoordinationConfig) -> None:
-        self._config, self._model, self._out = config, cluster.model, cluster.out
+        self._model, self._out = cluster.model, cluster.out
         self._pending: list[Change] = []
         self._calls = cluster.waiting.line(self._expire)
         self._done: dict[_Key, SettingsReply] = {}
-        self._known = ForShards()  # the settings that the shards have
-        self._optimizers: Optimizers = {}
+        self._in_force = SettingsVersion(config=config)
+        # The change that shards are told of, and the settings with it.
+        self._introduced: tuple[Change, SettingsVersion] | None = None
         self._words = ""  # of the optimizers; empty: they have not been asked for yet, or are as the model has them
-        self._version_that_holds = 0
-        # Shards begin with 0; their first settings need a higher version.
-        self._version = int(self._wanted(config.policy, self._optimizers) != self._known)
 
     # -- settings in force
 
     @property
     def config(self) -> CoordinationConfig:
         """The cluster's configuration, with the policy that holds."""
-        return self._config
+        return self._in_force.config
 
     @property
     def version(self) -> int:
-        """Version of the latest settings sent to the shards."""
-        return self._version
+        """Version of the latest change in force; 0 if there was none."""
+        return self._in_force.number
 
     @property
-    def version_that_holds(self) -> int:
-        """Version of the latest change in force; 0 if there was none."""
-        return self._version_that_holds
+    def newest(self) -> SettingsVersion:
+        """The settings in force, or those with the change that shards are told of: another chief would continue with these."""
+        return self._in_force if self._introduced is None else self._introduced[1]
 
     @property
     def optimizers(self) -> tuple[tuple[OptimizerSpec, OptimizerSpec], ...]:
         """The optimizers that were changed, as the model has them and as they are."""
-        return tuple(self._optimizers.values())
+        return tuple(self._in_force.optimizers.values())
 
     def optimizer_words(self) -> str:
         """Returns a description of the optimizers; empty: there is no model."""
@@ -134,93 +142,54 @@ class Settings:
                         self._calls.refuse(blocked.who, error)
         return None
 
-    def prepare(self, change: Change) -> ForShards:
-        """Returns the shards' settings once a change is in force."""
+    def introduce(self, change: Change) -> None:
+        """Shards are told of a change from now on, which holds once they know."""
+        new, asked = replace(self._in_force, number=self._in_force.number + 1), change.asked
+        if isinstance(asked, HyperparameterChange):
+            self._introduced = change, replace(new, optimizers=self._changed(asked))
+        else:
+            self._introduced = change, replace(new, config=new.config.with_policy(asked))
+
+    def hold_back(self) -> None:
+        """The shards are brought to another step: a change that they were told of, and that does not hold yet, is introduced later."""
+        self._introduced = None
+
+    def put_in_force(self, *, step: int) -> Change | None:
+        """Puts the introduced change in force from a step on, answers its callers, and returns it; None: there is none."""
+        if self._introduced is None:
+            return None
+        (change, self._in_force), self._introduced = self._introduced, None
         if isinstance(change.asked, HyperparameterChange):
-            change.optimizers = self._changed(change.asked)
-            return self._wanted(self._config.policy, change.optimizers)
-        return self._wanted(change.asked, self._optimizers)
-
-    def next_version(self) -> None:
-        """Another change is about to be made."""
-        self._version += 1
-
-    def apply(self, change: Change) -> None:
-        """Puts the prepared change in force."""
-        if change.optimizers is not None:
-            self._optimizers = change.optimizers
-            self._words = self._words_of(change.optimizers)
-        if isinstance(change.asked, PolicySpec):
-            self._config = self._config.with_policy(change.asked)
-
-    def complete(self, change: Change, *, step: int) -> None:
-        """Answers the caller whose change has been carried out."""
+            self._words = self._words_of(self._in_force.optimizers)
         self._pending.remove(change)
-        self._version_that_holds = self._version
-        reply = SettingsReply(version=self._version, step=step)
+        reply = SettingsReply(version=self.version, step=step)
         self._done[change.key] = reply
         if len(self._done) > _MAX_REMEMBERED:
             del self._done[next(iter(self._done))]
         for blocked in self._calls:
             if blocked.ask is change:
                 self._calls.answer(blocked.who, reply)
+        return change
 
     def refuse(self, error: PsError) -> None:
         """Training is over: nothing that is pending will be carried out."""
         self._pending.clear()
+        self._introduced = None
         self._calls.refuse_all(error)
 
-    # -- the shards' settings
-
-    def is_known(self, wanted: ForShards) -> bool:
-        """Whether the shards have these settings."""
-        return wanted == self._known
-
-    def as_they_are(self) -> ForShards:
-        """The settings in force as shards get them."""
-        return self._wanted(self._config.policy, self._optimizers)
-
-    def tell(self, wanted: ForShards, fence: Fence) -> ShardSettings:
-        """Returns the settings of all shards from now on, and counts them as known to the shards."""
-        self._known = wanted
-        return ShardSettings(
-            fence=fence,
-            version=self._version,
-            accepts_stale=wanted.accepts_stale,
-            applies_on_arrival=wanted.applies_on_arrival,
-            optimizers=wanted.optimizers,
-            rejects_nonfinite=wanted.rejects_nonfinite,
-        )
-
-    # -- when an epoch begins
-
-    def begin_anew(self, *, is_again: bool) -> None:
-        """The shards know of no settings; `is_again`: any more."""
-        self._known = ForShards()
-        self._version += is_again
-
-    def take_policy(self, policy: PolicySpec) -> None:
-        """Goes on with the policy that an earlier chief, or a checkpoint, has left."""
-        self._config = self._config.with_former_policy(policy)
-
-    def restore(self, record: ChiefRecord, *, version: int) -> None:
-        """Takes over an earlier chief's settings; shards have settings up to this version, perhaps other ones."""
-        self._optimizers = {original.key: (original, new) for original, new in record.optimizers}
-        self._words = self._words_of(self._optimizers) if self._optimizers else ""
-        self._version_that_holds = record.settings_version
-        self._version = max(record.settings_version, version)
-        self._known = replace(self.as_they_are(), rejects_nonfinite=record.rejects_nonfinite)
-
-    def skip_to(self, version: int) -> None:
-        """Skips versions up to this one: shards have settings of an earlier chief that are not known here."""
-        self._version = max(self._version, version)
+    def restore(self, record: ChiefRecord) -> None:
+        """Goes on with the settings that an earlier chief, or a checkpoint, has left; the model is known."""
+        optimizers = {original.key: (original, new) for original, new in record.optimizers}
+        config = self.config.with_former_policy(record.policy)
+        self._in_force = SettingsVersion(config=config, optimizers=optimizers, number=record.settings_version)
+        self._words = self._words_of(optimizers) if optimizers else ""
 
     # -- inside
 
     def _check_policy(self, policy: PolicySpec) -> None:
         """Raises InvalidSpec if this policy cannot follow the one that holds."""
-        self._model.check_policy(self._config.with_policy(policy).policy)
-        current = self._config.policy
+        self._model.check_policy(self.config.with_policy(policy).policy)
+        current = self.config.policy
         if self._model.is_created and policy.applies_on_arrival is not current.applies_on_arrival:
             raise InvalidSpec(
                 f"policy {policy.text}: the cluster trains with {current.text}; whether parameter servers apply on arrival cannot change"
@@ -241,14 +210,6 @@ class Settings:
         """Answers a caller that has waited as long as it may; the change is carried out all the same."""
         self._calls.answer(blocked.who, None)
 
-    def _wanted(self, policy: PolicySpec, optimizers: Optimizers) -> ForShards:
-        return ForShards(
-            accepts_stale=policy.accepts_stale,
-            applies_on_arrival=policy.applies_on_arrival,
-            optimizers=tuple(optimizers.values()),
-            rejects_nonfinite=self._config.reject_nonfinite,
-        )
-
     def _words_of(self, optimizers: Optimizers) -> str:
         assert self._model.model is not None
         return optimizers_words(self._model.model, {key: spec for key, (_, spec) in optimizers.items()})
@@ -262,11 +223,11 @@ class Settings:
                 f"optimizer {original.name!r}: {', '.join(fixed)} cannot be changed while training: the slots are made by it"
                 " when the model is created; start the cluster again"
             )
-        current = self._optimizers.get(original.key, (original, original))[1]
+        current = self._in_force.optimizers.get(original.key, (original, original))[1]
         learning_rate = current.learning_rate if change.learning_rate is None else change.learning_rate
         numbers = {**current.hyperparameters, **change.hyperparameters}
         new = replace(current, learning_rate=learning_rate, hyperparameters=numbers)
-        return {**self._optimizers, original.key: (original, new)}
+        return {**self._in_force.optimizers, original.key: (original, new)}
 
     def _original(self, name: str) -> OptimizerSpec:
         model = self._model.model

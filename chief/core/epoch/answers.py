@@ -180,13 +180,11 @@ class Answers:
 
     # -- records
 
-    @property
-    def is_keeping(self) -> bool:
-        """Whether training may continue only once a record is kept that is on its way."""
-        return self._is_needed and self._on_its_way is not None
+    def keep(self, *, for_all: bool = True) -> KeepRecord:
+        """Has shards replace their record for a successor: all shards, or only the first one, since a successor asks all of them.
 
-    def keep(self, *, for_all: bool = True) -> None:
-        """Has shards replace their record for a successor: all shards, or only the first one, since a successor asks all of them."""
+        Only all of them hear of new settings.
+        """
         policy = self._cluster.policy
         chosen = policy.counted()
         data = self._data.marks()
@@ -208,7 +206,8 @@ class Answers:
             data=data,
             attached=self._attachments.lasting,
         )
-        told = KeepRecord(fence=self._fence, version=self._versions.next(), record=record, is_for_all=is_for_all)
+        settings = self._cluster.settings.newest.for_shards(self._fence)
+        told = KeepRecord(fence=self._fence, version=self._versions.next(), settings=settings, record=record, is_for_all=is_for_all)
         self._on_its_way = _Record(
             told=told,
             chosen=tuple(one.push_id for one in chosen),
@@ -217,14 +216,16 @@ class Answers:
             attached=self._attachments.unkept,
         )
         self._out.add(told)
+        return told
 
     def kept(self, event: Done | Failed) -> None:
         """A record is kept, or cannot be: answers the calls that waited for it, and has the next one kept if a call waits for that."""
         record = self._on_its_way
         if record is None or event.work is not record.told:
             return
-        if isinstance(event, Failed):  # the cause shows with the next step, too
-            words = f"the parameter servers do not keep what another chief would have to know: {event.error.message}"
+        error = event.error if isinstance(event, Failed) else event.result
+        if error is not None:  # if a server is not what it should be, the next step shows that, too
+            words = f"the parameter servers do not keep what another chief would have to know: {error.message}"
             self._out.note(words, is_warning=True)
         else:  # else the next steps carry it, until the next record is kept
             del self._unkept[: record.num_unkept]

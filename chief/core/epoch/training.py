@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from chief.core.cluster.checkpoints import HeldStep
 from chief.core.cluster.members import Member, merged_pushes, quorum
-from chief.core.cluster.settings import Change, ForShards
+from chief.core.cluster.settings import Change
 from chief.core.epoch.answers import Answers
 from chief.core.messages import (
     Answer,
     ApplyStep,
     BringReplicasBack,
-    ConfigureShards,
     Done,
     Failed,
+    KeepRecord,
     Lacking,
     NoteKind,
     PrepareStep,
@@ -50,7 +50,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, PushId
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSettings, ShardSpec, WorkerPushes
+from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSpec, WorkerPushes
 
 if TYPE_CHECKING:
     from chief.core.state import Cluster
@@ -153,7 +153,7 @@ class Training:
         self._fence = cluster.members.fence
         self._tag_suffix = start.tag_suffix
         # The task of all shards, unless they copy a step to save it; and the step that it is about, if it is.
-        self._told: PrepareStep | ApplyStep | ConfigureShards | BringReplicasBack | None = None
+        self._told: PrepareStep | ApplyStep | KeepRecord | BringReplicasBack | None = None
         self._step: _Step | None = None
         self._discards = Discards()
         # Shards may have dropped contributions to steps before this one, while their settings kept none of earlier steps.
@@ -163,7 +163,6 @@ class Training:
         self._is_quorum_lowered = False
         # Shards with a lost replica that is there again, to be brought back between two steps.
         self._replicas_due = set(start.replicas_due)
-        self._is_telling_again = False
         self._awaited = set(start.awaited)
         self._return_timer = cluster.timers.timer(self._stop_waiting_for_data)
         if self._awaited:
@@ -190,7 +189,7 @@ class Training:
     @property
     def oldest_kept(self) -> int:
         """The oldest step whose contributions all shards still have, if they were given them."""
-        return self._oldest_kept
+        return self.step if self._policy.has_common_steps else self._oldest_kept
 
     @property
     def fence(self) -> Fence:
@@ -215,8 +214,8 @@ class Training:
 
     @property
     def is_configuring(self) -> bool:
-        """Whether new settings are on their way to the shards."""
-        return isinstance(self._told, ConfigureShards)
+        """Whether settings are on their way to the shards, for all to work by."""
+        return isinstance(self._told, KeepRecord)
 
     @property
     def is_quorum_lowered(self) -> bool:
@@ -280,10 +279,6 @@ class Training:
         max_staged = self._settings.config.max_staged_per_worker
         return self._model.shard_specs(epoch=self._fence.epoch, step=step, max_staged_per_worker=max_staged)
 
-    def shard_settings(self, wanted: ForShards) -> ShardSettings:
-        """Returns the settings of all shards from now on."""
-        return self._settings.tell(wanted, self._fence)
-
     # -- the epoch
 
     @property
@@ -310,6 +305,7 @@ class Training:
     def end(self) -> None:
         """Ends this epoch because another begins, or the same one again. Waiting calls ask again."""
         self._return_timer.clear()
+        self._settings.hold_back()
         words = "the parameter servers have been brought to another step"
         for blocked in self._tokens:
             self._tokens.answer(blocked.who, self._wait(None, words))
@@ -454,7 +450,7 @@ class Training:
             waiting_for=waiting_for,
             global_step=self._policy.step,
             reads_latest=self._policy.spec.reads_latest,
-            settings_version=self._settings.version_that_holds,
+            settings_version=self._settings.version,
             shards_version=self._servers.version_under(self._members.chief_incarnation),
             end=end,
         )
@@ -524,7 +520,7 @@ class Training:
                 return policy.commit(commit.push_id, step=commit.step)
             # Servers applied it that did not know yet that training had ended.
             return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=max(0, policy.step - 1), staleness=max(0, behind - 1))
-        if not commit.staged or commit.step < (policy.step if policy.has_common_steps else self._oldest_kept):
+        if not commit.staged or commit.step < self.oldest_kept:
             return Verdict(outcome=PushOutcome.STALE, staleness=behind)
         if is_finished or policy.spec.applies_on_arrival:
             return Verdict(outcome=PushOutcome.LATE, staleness=behind)
@@ -708,7 +704,7 @@ class Training:
             return
         self._have(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights))
 
-    def _have(self, told: PrepareStep | ApplyStep | ConfigureShards | BringReplicasBack) -> None:
+    def _have(self, told: PrepareStep | ApplyStep | BringReplicasBack) -> None:
         self._told = told
         self._out.add(told)
 
@@ -827,7 +823,7 @@ class Training:
         shards = tuple(sorted(self._replicas_due))
         step = self.step + 1
         specs = self.shard_specs(step)
-        settings = self.shard_settings(self._settings.as_they_are())
+        settings = self._settings.newest.for_shards(self._fence)
         self._have(
             BringReplicasBack(
                 fence=self._fence,
@@ -880,69 +876,46 @@ class Training:
         self.proceed(now)
         self._settings.wait(call, max_wait_s=request.max_wait_s, now=now)
 
-    def begin_with_model(self, now: float) -> None:
-        """The shards hold their first values: sends them their settings, unless they have them."""
-        wanted = self._settings.as_they_are()
-        if self._settings.is_known(wanted):
-            self._model_ready(now)
-        else:
-            self._configure(wanted)
+    def begin(self) -> None:
+        """The shards are at this step: training begins once all work by the settings, and keep a record that names them."""
+        self._told = self._answers.keep()
 
-    def _model_ready(self, now: float) -> None:
-        """Answers all that wait for the model: the shards hold its first values and their settings."""
-        self._model.make_ready()
-        self._checkpoints.training_begins(now)
-        self._ledger.open_step(self.step, now=now)
-        self._cluster.models.model_ready()
-        self._answers.keep()
-        self._out.afterwards(self._cluster.proceed)
-
-    def tell_again(self) -> None:
-        """Sends the shards the settings in force, since some may have settings that are not."""
-        self._settings.next_version()
-        self._is_telling_again = True
-        self._configure(self._settings.as_they_are())
-
-    def configured(self, event: Done, now: float) -> None:
-        """Continues after all shards have the new settings."""
-        if not self._awaits(event):
+    def kept(self, event: Done | Failed, now: float) -> None:
+        """A record is kept, or cannot be: with the one that all shards were told of, training begins, or a change holds."""
+        is_awaited = self._awaits(event)
+        self._answers.kept(event)
+        if not is_awaited:
+            return
+        if isinstance(event, Failed):
+            self.refused(event)
             return
         self._told = None
-        if not self._model.is_ready:
-            self._model_ready(now)
-        else:
+        if self._model.is_ready:
             self._change_holds(now)
+        elif not self._ending.is_over:
+            self._recovery.complete(now)
         self.proceed(now)
 
-    def _configure(self, wanted: ForShards) -> None:
-        self._have(ConfigureShards(settings=self.shard_settings(wanted)))
-
     def _begin_changes(self, now: float) -> None:
-        """Begins the next changes, as long as that is possible now; those that do not concern the shards hold at once."""
+        """Begins the next changes, as long as that is possible now; before there is a model they hold at once."""
         while (change := self._settings.next_change) is not None:
             is_possible = not isinstance(change.asked, PolicySpec) or self._policy.gives_way(change.asked)
             if not is_possible or not self.is_idle:
                 return
-            wanted = self._settings.prepare(change)
-            self._settings.next_version()
-            if self._model.is_ready and not self._settings.is_known(wanted):
-                self._configure(wanted)
+            self._settings.introduce(change)
+            if self._model.is_ready:
+                self._told = self._answers.keep()
             else:
                 self._change_holds(now)
 
     def _change_holds(self, now: float) -> None:
-        """The shards know: from now on the change holds."""
-        change = self._settings.next_change
-        self._is_telling_again, was_telling_again = False, self._is_telling_again
-        if change is None or was_telling_again:
-            return
+        """The shards know, and another chief would: from now on the change holds."""
         before = len(self._out)
-        self._settings.apply(change)
+        change = self._settings.put_in_force(step=self.step)
+        if change is None:
+            return
         if isinstance(change.asked, PolicySpec):
             self._install(now)
-        self._settings.complete(change, step=self.step)
-        if self._model.is_ready:
-            self._answers.keep()
         since = len(self._out)
         self._out.note(self._words_of(change), kind=NoteKind.SETTINGS)
         self._out.move_up(since=since, to=before)

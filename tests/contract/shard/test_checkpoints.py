@@ -27,7 +27,6 @@ from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
     Adoption,
     AdoptRequest,
-    KeepRecordRequest,
     ReadMetricsRequest,
     SaveRequest,
     SaveState,
@@ -37,7 +36,7 @@ from ps_protocol.roles.shard import (
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining, metrics_of
-from tests.support.parameter_servers.shards import WITHOUT_SOCKETS, SharingWorkers, Trainer, open_shard
+from tests.support.parameter_servers.shards import WITHOUT_SOCKETS, SharingWorkers, Trainer, keeping, open_shard
 from tests.support.waiting import wait_until
 
 Open = Callable[..., ShardedTraining]
@@ -289,7 +288,7 @@ def test_an_adoption_returns_the_pushes_and_settings_that_a_new_chief_needs(open
     training.create()
     training.train(20)
     for version, record in ((2, b"two"), (1, b"one"), (3, b"three")):
-        shard.call(KeepRecordRequest(fence=fence(3, CHIEF), version=version, record=record))
+        shard.call(keeping(version, record, epoch=3))
     adoption = shard.call(AdoptRequest(fence=fence(3, CHIEF + 1), chief_address="host:2"))
     assert (adoption.step, adoption.record, adoption.record_version) == (20, b"three", 3)
     assert adoption.last_apply is not None and adoption.last_apply.step == 19
@@ -300,7 +299,7 @@ def test_an_adoption_returns_the_pushes_and_settings_that_a_new_chief_needs(open
     status = shard.call(ShardStatusRequest())
     assert status.chief_address == "host:2" and status.chief_heard_ago_s is not None
     with pytest.raises(Superseded):
-        shard.call(KeepRecordRequest(fence=fence(3, CHIEF), version=9, record=b""))
+        shard.call(keeping(9, epoch=3))
 
 
 def test_applied_pushes_come_back_with_the_checkpoint(open_training: Open) -> None:

@@ -18,7 +18,6 @@ from ps_protocol.roles.fence import session_secret
 from ps_protocol.roles.shard import (
     Adoption,
     AdoptRequest,
-    KeepRecordRequest,
     PushHeader,
     PushResult,
     ReadMetricsRequest,
@@ -28,7 +27,7 @@ from ps_protocol.roles.shard import (
     ShutdownRequest,
 )
 from tests.support.chief.eras import era, fence
-from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, SharingWorkers, Trainer
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, SharingWorkers, Trainer, keeping
 
 # Adoption and fences
 
@@ -70,7 +69,7 @@ def test_earlier_chief_of_an_earlier_epoch_hears_that_it_is_superseded_and_not_t
     with pytest.raises(Superseded, match="end this chief"):
         trainer.apply(header.push_id)
     with pytest.raises(Superseded, match="end this chief"):
-        trainer.shard.call(KeepRecordRequest(fence=fence(EPOCH, CHIEF), version=1, record=b""))
+        trainer.shard.call(keeping(1))
 
 
 @pytest.mark.parametrize("epoch", [0, EPOCH - 1, EPOCH + 1])

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import ContributionMissing, InvalidSpec, MalformedMessage, NotInitialized, StepMismatch, Superseded
+from ps_protocol.errors import ContributionMissing, InvalidSpec, LimitExceeded, MalformedMessage, StepMismatch, Superseded
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import AdoptRequest, Metric, PrepareRequest, PushResult, ReadMetricsRequest, Shard, ShardStatusRequest
 from tests.support.chief.eras import fence
-from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, keeping, layout_of, table, variable, views
 
 SMALL = layout_of(variable("w", (4,)), variable("b", (2,)), table("emb", (6, 2)))
 
@@ -212,18 +212,24 @@ def test_a_change_to_another_optimizer_is_refused_and_changes_nothing(small: Tra
     assert small.shard.call(ShardStatusRequest()).settings_version == 0
 
 
-def test_settings_need_variables_and_the_newest_chief(shard: Shard) -> None:
+def test_settings_hold_where_there_are_variables_and_for_the_newest_chief(shard: Shard) -> None:
     trainer = Trainer(shard, SMALL)
     trainer.adopt()
-    with pytest.raises(NotInitialized):
-        trainer.configure(1)
+    trainer.configure(1)
     trainer.create()
+    assert shard.call(ShardStatusRequest()).settings_version == 0
     with pytest.raises(Superseded):
         trainer.configure(1, chief_incarnation=CHIEF - 1)
     trainer.configure(5)
     # Its successor counts anew.
     trainer.configure(1, chief_incarnation=CHIEF + 1, accepts_stale=True)
     assert shard.call(ShardStatusRequest()).settings_version == 1
+
+
+def test_settings_hold_although_the_record_that_names_them_is_too_large(small: Trainer) -> None:
+    with pytest.raises(LimitExceeded):
+        small.shard.call(keeping(1, bytes(13 << 20)))
+    assert small.shard.call(ShardStatusRequest()).settings_version == 1
 
 
 def test_later_epoch_begins_with_the_settings_of_the_model(small: Trainer) -> None:

@@ -23,7 +23,7 @@ from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
 from ps_server.shard.shard import Shard as ServedShard
 from tests.support.chief.eras import fence
-from tests.support.parameter_servers.shards import CHIEF, EACH_WAY, EPOCH, Trainer, layout_of, shard_over, table, variable
+from tests.support.parameter_servers.shards import CHIEF, EACH_WAY, EPOCH, Trainer, layout_of, shard_over, table, telling, variable
 
 shard = shard_over(EACH_WAY)
 
@@ -47,7 +47,7 @@ class _Fixture:
         with self.store.open_creation(self.words.spec()) as creation:
             creation.write(0, bytes(self.words.spec().content_bytes))
             creation.finish()
-        self.store.call(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, accepts_stale=True))
+        self.store.call(telling(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, accepts_stale=True)))
 
     def push(self) -> PushHeader:
         header = self.words.header()

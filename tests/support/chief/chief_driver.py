@@ -40,7 +40,7 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
-from ps_protocol.roles.fence import Fence, joined_keys
+from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.request import Request
 from ps_protocol.roles.shard import (
     Adoption,
@@ -78,7 +78,6 @@ class FakeShard:
     last_apply: ApplyRequest | None = None
     record: ChiefRecord | None = None
     record_version: int = 0
-    settings_version: int = 0
     life: int = 0
     session_keys: tuple[bytes, ...] = ()
     given_up: tuple[PushId, ...] = ()
@@ -90,7 +89,6 @@ class FakeShard:
             process_incarnation=self.process,
             fence=fence(self.epoch, self.chief, life=self.life),
             step=self.step,
-            settings_version=self.settings_version,
         )
 
     def pushes(self) -> tuple[WorkerPushes, ...]:
@@ -103,8 +101,8 @@ class FakeShard:
 
 
 class Driver:
-    """Answers by call in `answers`. What the shards are to do together waits in `to_apply`, `to_configure`, … unless `applies_at_once`;
-    what else the chief wants waits in `orders` if the driver `is_manual`. The storage outlives chief and shards.
+    """Answers by call in `answers`. What the shards are to do together, a change of settings too, waits in `to_apply`, `to_configure`, …
+    unless `applies_at_once`; what else the chief wants waits in `orders` if the driver `is_manual`. The storage outlives chief and shards.
 
     `adopt` False: the test reports the adoptions.
     """
@@ -141,8 +139,10 @@ class Driver:
         self.to_apply: list[ev.ApplyStep] = []
         self.applied: list[ev.ApplyStep] = []
         self.to_prepare: list[ev.PrepareStep] = []
-        self.to_configure: list[ev.ConfigureShards] = []
+        self.to_configure: list[ev.KeepRecord] = []
+        # Those that were news to the shards.
         self.configured: list[ShardSettings] = []
+        self._plain_settings = ShardSettings(fence=NOBODY, version=0)
         self.sums: tuple[tuple[float, ...], ...] = ()
         self.ended: list[ev.EndProcesses] = []
         self._calls = itertools.count(1)
@@ -215,7 +215,7 @@ class Driver:
                     self.to_apply.append(instruction)
                 case ev.PrepareStep():
                     self.to_prepare.append(instruction)
-                case ev.ConfigureShards():
+                case ev.KeepRecord() if self.coordinator.cluster.model.is_ready and self.coordinator.cluster.training.is_configuring:
                     self.to_configure.append(instruction)
                 case ev.EndProcesses():
                     self.ended.append(instruction)
@@ -261,9 +261,7 @@ class Driver:
             self.apply()
 
     def configure(self) -> None:
-        change = self.to_configure.pop(0)
-        self.configured.append(change.settings)
-        self.done(change)
+        self._keep(self.to_configure.pop(0))
 
     def prepare(self) -> None:
         self.done(self.to_prepare.pop(0), self.sums)
@@ -306,11 +304,8 @@ class Driver:
         match order:
             case ev.AdoptShards(fence=fence):
                 self._adopt(fence)
-            case ev.KeepRecord(version=version, record=record):
-                for shard in self.shards if order.is_for_all else self.shards[:1]:
-                    if version > shard.record_version:
-                        shard.record, shard.record_version = record, version
-                self.done(order)
+            case ev.KeepRecord():
+                self._keep(order)
             case ev.FindCheckpoint():
                 self._find(order)
             case ev.RestoreShards():
@@ -331,6 +326,16 @@ class Driver:
                 for old in sorted(self.storage.values(), key=lambda c: c.age_order)[:-keep]:
                     del self.storage[old.tag]
                 self.done(order)
+
+    def _keep(self, order: ev.KeepRecord) -> None:
+        for shard in self.shards if order.is_for_all else self.shards[:1]:
+            if order.version > shard.record_version:
+                shard.record, shard.record_version = order.record, order.version
+        plain = replace(order.settings, fence=NOBODY, version=0)
+        if plain != self._plain_settings:
+            self._plain_settings = plain
+            self.configured.append(order.settings)
+        self.done(order)
 
     def _tell_keys(self) -> None:
         """All shards get the keys of their life that any of them knows, and so does the chief."""
@@ -361,7 +366,6 @@ class Driver:
                 pushes=shard.pushes(),
                 session_keys=shard.session_keys,
                 given_up=shard.given_up,
-                settings_version=shard.settings_version,
             )
             self.send(ev.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
 

@@ -80,7 +80,6 @@ class FakeLink:
             KeepRecordRequest: (self._keep_record, "keep_record"),
             SaveRequest: (self._save, "save"),
             RestoreRequest: (self._restore, "restore"),
-            ShardSettings: (self.configured.append, "configure"),
             PrepareRequest: (lambda request: self.sums, "prepare_step"),
             ApplyRequest: (self._apply, "apply_step"),
             ShutdownRequest: (self._shut_down, "shutdown"),
@@ -123,6 +122,7 @@ class FakeLink:
 
     def _keep_record(self, request: KeepRecordRequest) -> None:
         self.records[request.version] = request.record
+        self.configured.append(request.settings)
 
     def _save(self, request: SaveRequest) -> SaveProgress:
         self.saved.append(request)

@@ -31,6 +31,11 @@ def adopting(epoch: int = 1) -> messages.AdoptShards:
     return messages.AdoptShards(fence=fence(epoch, 5))
 
 
+def keeping(version: int) -> messages.KeepRecord:
+    settings = ShardSettings(fence=fence(1), version=1)
+    return messages.KeepRecord(fence=fence(1), version=version, settings=settings, record=RECORD)
+
+
 def restoring(epoch: int = 2) -> messages.RestoreShards:
     return messages.RestoreShards(
         fence=fence(epoch, 5),

@@ -33,6 +33,7 @@ from ps_protocol.roles.shard import (
     SparsePart,
 )
 from tests.support.chief.eras import era, fence
+from tests.support.parameter_servers.shards import telling
 
 NUM_WORKERS = 2
 CHIEF = 2
@@ -82,7 +83,7 @@ class ShardedTraining:
                     pieces.append(_bytes_of(_cut(_values(piece.variable, seed=0), piece)))
             assert shard.create_variables(self.spec(index), Segments(pieces))
             if self.optimizers:
-                shard.call(self.settings)
+                shard.call(telling(self.settings))
 
     def train(self, num_steps: int) -> None:
         """So many steps; each worker's gradients depend on the step only. Every other step has none of the last variable, a table."""

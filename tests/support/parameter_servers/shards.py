@@ -19,6 +19,7 @@ from ps_protocol.roles.shard import (
     AdoptRequest,
     ApplyReply,
     ApplyRequest,
+    KeepRecordRequest,
     Metric,
     PushHeader,
     PushReply,
@@ -193,6 +194,17 @@ MIXED = layout_of(
 )
 
 
+def telling(settings: ShardSettings) -> KeepRecordRequest:
+    """Returns the request that has a shard work by settings."""
+    return KeepRecordRequest(fence=settings.fence, version=settings.version, settings=settings, record=b"")
+
+
+def keeping(version: int, record: bytes = b"", *, epoch: int = EPOCH) -> KeepRecordRequest:
+    """Returns the request that has a shard keep a record, and work as the model says."""
+    told = ShardSettings(fence=fence(epoch, CHIEF), version=1)
+    return KeepRecordRequest(fence=told.fence, version=version, settings=told, record=record)
+
+
 class Trainer:
     """Does to one shard what chief and workers do, with push ids that count up."""
 
@@ -365,16 +377,15 @@ class Trainer:
         chief_incarnation: int = CHIEF,
     ) -> None:
         """Changes how the shard works."""
-        self.shard.call(
-            ShardSettings(
-                fence=fence(EPOCH, chief_incarnation),
-                version=version,
-                accepts_stale=accepts_stale,
-                applies_on_arrival=applies_on_arrival,
-                optimizers=optimizers,
-                rejects_nonfinite=rejects_nonfinite,
-            )
+        settings = ShardSettings(
+            fence=fence(EPOCH, chief_incarnation),
+            version=version,
+            accepts_stale=accepts_stale,
+            applies_on_arrival=applies_on_arrival,
+            optimizers=optimizers,
+            rejects_nonfinite=rejects_nonfinite,
         )
+        self.shard.call(telling(settings))
 
     def rows(self, indices: Sequence[int] | Array, *, position: int = 0, step: int | None = None, slot: str = "") -> tuple[int, Array]:
         """The step and some rows of a table, or of one of its slots."""

@@ -15,7 +15,7 @@ from ps_server.config import ParameterServerConfig
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import RawShard
-from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, open_server
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, keeping, open_server, telling
 
 SHA256 = "0" * 64
 
@@ -73,13 +73,13 @@ WRONG: list[tuple[str, Message, str, str]] = [
     ("RestoreShard", _restore(), "CHECKPOINT_NOT_FOUND", "never-saved"),
     (
         "KeepRecord",
-        pb.KeepRecordRequest(fence=codec.encode(fence(EPOCH, 1)), version=1),
+        codec.encode(telling(ShardSettings(fence=fence(EPOCH, 1), version=1))),
         "SUPERSEDED",
         "chief incarnation 2 has adopted it",
     ),
     (
         "KeepRecord",
-        pb.KeepRecordRequest(fence=codec.encode(fence(EPOCH, CHIEF)), version=1, record=bytes(13 << 20)),
+        codec.encode(keeping(1, bytes(13 << 20))),
         "LIMIT_EXCEEDED",
         "at most",
     ),

@@ -88,8 +88,9 @@ class Server:
         return self.raw.command(**{method: apply})
 
     def configure(self, **fields: Any) -> Outcome:
-        message = pb.ShardSettings(**{"fence": codec.encode(fence(EPOCH, CHIEF)), "version": 1, **fields})
-        return self.raw.command(configure=message)
+        settings = pb.ShardSettings(**{"fence": codec.encode(fence(EPOCH, CHIEF)), "version": 1, **fields})
+        message = pb.KeepRecordRequest(fence=settings.fence, version=1, settings=settings)
+        return self.raw.call("KeepRecord", message.SerializeToString())
 
 
 @pytest.fixture(scope="module")

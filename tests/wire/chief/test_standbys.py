@@ -21,7 +21,6 @@ from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.shard import (
     AdoptRequest,
     ApplyRequest,
-    KeepRecordRequest,
     PushResult,
     ReplicaState,
     ShardSettings,
@@ -34,7 +33,7 @@ from ps_server.server import ParameterServer
 from ps_server.shard import gate
 from tests.support.chief.eras import LIFE, fence
 from tests.support.parameter_servers.commanded_shard import CommandedShard
-from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, keeping, layout_of, telling, variable
 
 LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
 PRIMARY, STANDBY = 0, 1
@@ -162,7 +161,7 @@ def test_a_step_is_applied_at_both_replicas_with_equal_results(pair: Pair) -> No
 def test_the_next_chief_gets_the_newest_record_that_one_of_the_replicas_keeps(pair: Pair) -> None:
     pair.create()
     for which, version, record in ((PRIMARY, 3, b"older"), (STANDBY, 7, b"newer")):
-        pair.trainers[which].shard.call(KeepRecordRequest(fence=fence(EPOCH, CHIEF), version=version, record=record))
+        pair.trainers[which].shard.call(keeping(version, record))
     adoption = pair.run(lambda link: take(link, chief=CHIEF + 1))
     assert (adoption.record_version, adoption.record) == (7, b"newer")
 
@@ -345,7 +344,7 @@ def test_the_loss_of_both_replicas_shows_as_another_process(pair: Pair) -> None:
 def test_settings_that_allow_no_standby_drop_the_standby(pair: Pair) -> None:
     pair.create()
     settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=1, applies_on_arrival=True)
-    pair.run(lambda link: link.call(settings, timeout_s=5))
+    pair.run(lambda link: link.call(telling(settings), timeout_s=5))
     assert "as they arrive" in pair.reports[-1].missing
     assert (pair.status(PRIMARY).settings_version, pair.status(STANDBY).settings_version) == (1, 0)
 

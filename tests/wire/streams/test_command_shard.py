@@ -105,8 +105,6 @@ def test_commands_are_carried_out_in_order_and_answered_by_number(trainer: Train
     assert (prepared.call, list(prepared.prepare.sums)) == (9, [3.0])
     applied = commands.command(4, apply=apply)
     assert (applied.call, applied.apply.step, applied.apply.repeated_request) == (4, 1, False)
-    configured = commands.command(5, configure=pb.ShardSettings(fence=codec.encode(fence(EPOCH, CHIEF)), version=1))
-    assert (configured.call, configured.WhichOneof("answer")) == (5, "configure")
 
 
 def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: ParameterServer, commands: Commands) -> None:
@@ -125,7 +123,7 @@ def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: Pa
 def test_a_server_whose_answer_to_a_command_is_no_message_is_reported_by_name() -> None:
     request = ApplyRequest(fence=fence(EPOCH, CHIEF), step=0, contributors=(PushId(0, 1, 1),))
     with serving(both_ways(SERVICE, Command=lambda requests, _: (b"\xff\xff" for _ in requests))) as address:
-        for asked in (request, PrepareRequest(of=request), ShardSettings(fence=fence(EPOCH, CHIEF), version=1)):
+        for asked in (request, PrepareRequest(of=request)):
             ask = partial(GrpcShardLink.call, request=asked, timeout_s=10)
             with pytest.raises(Unavailable, match=r"^cannot understand ps 0 at 127.0.0.1:\d+: 2 bytes are not a CommandResponse"):
                 linked(address, ask)

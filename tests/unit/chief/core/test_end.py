@@ -336,9 +336,10 @@ def test_a_step_that_had_not_begun_when_training_finished_is_not_begun() -> None
 
 
 def test_a_worker_that_creates_the_model_when_training_finishes_is_told_so() -> None:
-    driver = Driver(policy=PolicySpec(name=PolicyName.ASYNC), applies_at_once=False)
+    driver = Driver(policy=PolicySpec(name=PolicyName.ASYNC))
     worker = Worker(driver, 0)
     driver.ask_model(worker)
+    driver.is_manual = True
     call = driver.ask(CompleteInitializationRequest(participant=worker.participant, attempt=1))
     assert call not in driver.answers
     driver.ask(FinishTrainingRequest(reason="enough"))

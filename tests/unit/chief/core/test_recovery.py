@@ -282,12 +282,11 @@ def test_an_initialiser_is_told_of_the_new_epoch_when_a_server_loses_the_first_v
     driver = Driver.outlived(total_num_replicas=1, policy=PolicySpec(name=PolicyName.ASYNC))
     worker = Worker(driver, 0)
     attempt = driver.answers[driver.ask_model(worker)].attempt
-    driver.is_manual, driver.applies_at_once = True, False
+    driver.is_manual = True
     call = driver.call()
     driver.send(messages.Asked(call=call, request=CompleteInitializationRequest(participant=worker.participant, attempt=attempt)))
-    assert driver.to_configure
     assert call not in driver.answers, "waits until the servers know how to work"
-    driver.to_configure.clear()
+    driver.orders.clear()
     driver.restart(1)
     assert driver.coordinator.state is ClusterState.RECOVERING
     assert isinstance(driver.answers[call], EpochMismatch)

@@ -132,20 +132,24 @@ def test_settings_that_were_changed_hold_under_the_new_chief() -> None:
     driver, _ = trained(lease_s=1e6)
     call = driver.set_policy(PolicySpec(name=PolicyName.SSP, staleness=2))
     version = driver.settings(call).version
-    for shard in driver.shards:
-        shard.settings_version = version
     driver.new_chief()
     status = driver.coordinator.status(driver.now)
     assert (status.policy.text, status.hyperparameters_version) == ("ssp(2)", version)
     assert len(driver.configured) == 1, "the shards know"
 
 
-def test_shards_that_got_settings_that_never_took_effect_get_the_valid_ones() -> None:
-    driver, _ = trained()
-    driver.shards[1].settings_version = 1
+@pytest.mark.parametrize("has_heard", [True, False])
+def test_a_change_that_nobody_was_told_of_holds_under_the_new_chief_if_one_shard_has_heard_of_it(has_heard: bool) -> None:
+    driver, _ = trained(lease_s=1e6)
+    driver.applies_at_once = False
+    call = driver.set_policy(PolicySpec(name=PolicyName.ASYNC))
+    (order,) = driver.to_configure
+    if has_heard:
+        driver.shards[1].record, driver.shards[1].record_version = order.record, order.version
     driver.new_chief()
-    told = driver.configured[-1]
-    assert (told.version, told.accepts_stale) == (2, False)
+    assert call not in driver.answers
+    assert driver.coordinator.status(driver.now).policy.text == ("async" if has_heard else "sync")
+    assert [told.accepts_stale for told in driver.configured] == [True] * has_heard
 
 
 def test_without_a_record_the_first_worker_that_presents_the_shards_model_brings_it() -> None:
@@ -326,15 +330,6 @@ def test_under_durability_step_a_new_chief_tells_no_step_that_is_not_saved() -> 
     driver.pass_time(1.5)
     assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
     assert max(checkpoint.step for checkpoint in driver.storage.values()) == 3
-
-
-def test_settings_that_the_chief_before_sent_after_the_first_look_are_counted_too() -> None:
-    driver, _ = trained()
-    found = driver.look()
-    for shard in driver.shards:
-        shard.settings_version = 7
-    driver.new_chief(found)
-    assert driver.configured[-1].version == 8
 
 
 def test_a_contribution_from_before_a_change_of_policy_is_stale_for_the_next_chief_too() -> None:

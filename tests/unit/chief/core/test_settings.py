@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from chief.core.messages import Asked, CallCancelled, ShardFailed, ShardSeen
-from ps_protocol.errors import InvalidSpec, NotInitialized, TrainingFailed, VariableNotFound, WorkerIndexOutOfRange
+from ps_protocol.errors import InvalidSpec, LimitExceeded, NotInitialized, TrainingFailed, VariableNotFound, WorkerIndexOutOfRange
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.model.spec import ClipSpec, ModelSpec, PlacementPolicy
@@ -40,19 +40,19 @@ def policy_of(driver: Driver) -> str:
 
 
 def test_before_there_is_a_model_a_policy_holds_at_once_and_shards_hear_of_it_with_the_first_values() -> None:
-    driver = Driver(applies_at_once=False)
+    driver = Driver()
+    driver.is_manual = True
     reply = driver.settings(driver.set_policy(ASYNC))
     assert (reply.version, reply.step, policy_of(driver)) == (1, 0, "async")
-    assert not driver.to_configure
+    assert not driver.orders
     first, second = Worker(driver), Worker(driver)
     initialise, wait = driver.ask_model(first), driver.ask_model(second)
     assert driver.answers[initialise].policy == ASYNC
     first.complete(1)
-    change = driver.to_configure[0].settings
+    change = driver.orders[0].settings
     assert (change.accepts_stale, change.applies_on_arrival) == (True, False)
-    assert change.version >= 1
     assert (wait in driver.answers, driver.coordinator.state) == (False, ClusterState.WAITING_FOR_MODEL), "nobody pushes before"
-    driver.configure()
+    driver.work_off()
     assert driver.answers[wait].state is ModelState.READY
 
 
@@ -71,7 +71,7 @@ def test_a_change_waits_for_the_step_that_is_being_applied() -> None:
     call = driver.set_policy(ASYNC)
     assert (call in driver.answers, driver.to_configure) == (False, [])
     driver.apply()
-    assert (driver.step, driver.to_configure[0].settings.version, policy_of(driver)) == (1, 1, "sync")
+    assert (driver.step, driver.to_configure[0].record.settings_version, policy_of(driver)) == (1, 1, "sync")
     driver.configure()
     assert (driver.settings(call).version, driver.settings(call).step, policy_of(driver)) == (1, 1, "async")
 
@@ -85,6 +85,15 @@ def test_a_step_that_becomes_complete_meanwhile_is_applied_after_the_change() ->
     assert not driver.to_apply
     driver.configure()
     assert [len(step.contributors) for step in driver.to_apply] == [2]
+
+
+def test_a_change_holds_although_no_server_keeps_the_record_of_it() -> None:
+    driver = Driver(applies_at_once=False)
+    driver.train(0)
+    call = driver.set_policy(ASYNC)
+    driver.done(driver.to_configure.pop(), LimitExceeded("record: too large"))
+    assert (driver.settings(call).version, policy_of(driver)) == (1, "async")
+    assert "do not keep what another chief would have to know: record: too large" in driver.said[-2]
 
 
 def test_a_repeated_request_is_one_change_and_gets_one_answer() -> None:
@@ -109,6 +118,7 @@ def test_a_caller_that_goes_away_leaves_its_change_behind() -> None:
     call = driver.set_policy(FIFO)
     driver.send(CallCancelled(call=call))
     driver.apply()
+    driver.configure()
     assert (call in driver.answers, policy_of(driver)) == (False, "sync, fifo tokens")
 
 
@@ -156,7 +166,6 @@ def test_a_change_to_async_that_is_followed_by_one_back_leaves_the_step_to_its_c
 def test_queued_async_contributions_are_applied_before_sync_begins_and_new_ones_are_late() -> None:
     driver = Driver(policy=ASYNC, total_num_replicas=3, applies_at_once=False)
     first, second, third = driver.train(0, 1, 2)
-    driver.configure()
     waiting = first.ask(commit=first.next_commit())
     assert second.commit().applied_step == 1
     driver.set_policy(SYNC)
@@ -179,11 +188,11 @@ def test_queued_async_contributions_are_applied_before_sync_begins_and_new_ones_
 def test_between_ssp_and_async_the_queue_goes_over() -> None:
     driver = Driver(policy=ASYNC, applies_at_once=False)
     first, second = driver.train(0, 1)
-    driver.configure()
     first.push()
     second.push()
     driver.set_policy(SSP)
     driver.apply()
+    driver.configure()
     assert policy_of(driver) == "ssp(1)"
     driver.apply()
     assert (driver.step, len(driver.configured)) == (2, 1)
@@ -328,9 +337,10 @@ def test_a_change_of_settings_is_answered_when_training_ends(how: str) -> None:
 
 
 def test_shards_that_cannot_be_told_how_to_work_fail_the_initialiser() -> None:
-    driver = Driver(policy=ASYNC, applies_at_once=False)
+    driver = Driver()
     worker = Worker(driver)
     driver.ask_model(worker)
+    driver.is_manual = True
     worker.complete(1)
     driver.send(ShardFailed(shard=0, why="gone"))
     assert [type(answer) for answer in driver.answers.values()][-1] is TrainingFailed

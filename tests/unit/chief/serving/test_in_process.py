@@ -30,7 +30,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.request import Answer, Request
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, ReadRequest, ShardSettings, ShardSpec, ShardStatusRequest
+from ps_protocol.roles.shard import ApplyRequest, KeepRecordRequest, PushHeader, ReadRequest, ShardSpec, ShardStatusRequest
 from ps_server.serving.local import InProcessShard
 from tests.support.chief.chief_driver import MODEL
 
@@ -42,7 +42,7 @@ class Interrupted(InProcessShard):
     settings_error: BaseException | None = None
 
     def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
-        if isinstance(request, ShardSettings) and self.settings_error is not None:
+        if isinstance(request, KeepRecordRequest) and self.settings_error is not None:
             raise self.settings_error
         if isinstance(request, ApplyRequest):
             error, self.error = self.error, None
@@ -152,7 +152,7 @@ def test_a_change_of_policy_reaches_the_shards_and_each_contribution_is_then_a_s
     scene = Scene(replicas_to_aggregate=2)
     reply = scene.chief.call(ChangeSettingsRequest(policy=PolicySpec(name=PolicyName.ASYNC), request_id=7, max_wait_s=1.0))
     assert reply == SettingsReply(version=1, step=0)
-    assert [shard.call(ShardStatusRequest()).settings_version for shard in scene.shards] == [1, 1]
+    assert [shard.call(ShardStatusRequest()).settings_version for shard in scene.shards] == [2, 2]
     for step in range(2):
         result = scene.chief.call(CommitPushRequest(participant=scene.worker, commit=scene.push(step)))
         assert (result.outcome, result.applied_step, result.staleness) == (PushOutcome.ACCEPTED, step, 0)

@@ -56,12 +56,12 @@ def test_norms_of_all_shards_make_one_factor_before_any_of_them_applies() -> Non
 def test_settings_reach_every_shard_before_contributions_are_taken_otherwise() -> None:
     async def act(scene: Scene) -> None:
         await scene.initialise()
-        scene.links[1].errors["configure"] = [Unavailable("gone")] * 2
+        scene.links[1].errors["keep_record"] = [Unavailable("gone")] * 2
         policy = PolicySpec(name=PolicyName.ASYNC)
         reply = await scene.runner.call(ChangeSettingsRequest(policy=policy, request_id=1, max_wait_s=10.0))
         assert reply is not None
         told = [(link.configured[-1].version, link.configured[-1].accepts_stale) for link in scene.links]
-        assert told == [(reply.version, True)] * 2
+        assert told == [(reply.version + 1, True)] * 2
         assert (await scene.take_step()).reads_latest
 
     play(act, num_ps=2)
@@ -70,7 +70,7 @@ def test_settings_reach_every_shard_before_contributions_are_taken_otherwise() -
 def test_refused_settings_fail_the_training_with_the_shards_reason() -> None:
     async def act(scene: Scene) -> None:
         await scene.initialise()
-        scene.links[0].errors["configure"] = [InvalidSpec("not so")]
+        scene.links[0].errors["keep_record"] = [InvalidSpec("not so")]
         policy = PolicySpec(name=PolicyName.ASYNC)
         with pytest.raises(TrainingFailed, match="ps 0 at host-p:5000: not so"):
             await scene.runner.call(ChangeSettingsRequest(policy=policy, request_id=1, max_wait_s=10.0))

@@ -13,6 +13,7 @@ from ps_protocol.errors import (
     DataLoss,
     EpochMismatch,
     InternalError,
+    LimitExceeded,
     PsError,
     StorageFull,
     Superseded,
@@ -22,7 +23,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.roles.shard import Adoption, RestoreProgress
 from ps_protocol.wire.codec import RecordPacker
-from tests.support.chief.chief_shards import APPLY, COPY, RECORD, WRITE, Scene, adopting, play, restoring
+from tests.support.chief.chief_shards import APPLY, COPY, RECORD, WRITE, Scene, adopting, keeping, play, restoring
 from tests.support.chief.eras import fence
 
 
@@ -300,13 +301,26 @@ def test_a_record_that_is_overtaken_is_given_up() -> None:
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
         scene.links[0].hangs.add("keep_record")
-        scene.side.carry_out(messages.KeepRecord(fence=fence(1), version=1, record=RECORD))
+        scene.side.carry_out(keeping(1))
         await scene.settle()
-        scene.side.carry_out(messages.KeepRecord(fence=fence(1), version=2, record=RECORD))
+        scene.side.carry_out(keeping(2))
         scene.links[0].hangs.clear()
         await scene.settle()
         assert [*scene.links[0].records] == [2]
         assert [*scene.links[1].records] == [1, 2]
+
+    play(act)
+
+
+def test_all_shards_hear_of_the_settings_although_one_does_not_keep_the_record() -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[0].errors["keep_record"] = [error := LimitExceeded("too large")]
+        scene.links[1].errors["keep_record"] = [Unavailable("gone")] * 2
+        scene.side.carry_out(work := keeping(1))
+        assert (await scene.end_of(work)).result is error
+        assert [*scene.links[1].records] == [1]
 
     play(act)
 

@@ -10,7 +10,7 @@ from chief.core import messages
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.errors import Superseded, Unavailable
 from ps_protocol.roles.checkpoint import Checkpoint
-from tests.support.chief.chief_shards import APPLY, COPY, RECORD, Scene, adopting, play
+from tests.support.chief.chief_shards import APPLY, COPY, RECORD, Scene, adopting, keeping, play
 from tests.support.chief.eras import LIFE, fence
 
 FENCE = fence(3, 5)
@@ -102,7 +102,7 @@ def test_a_superseded_chief_does_not_report_a_record_that_no_shard_kept() -> Non
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
         scene.links[0].always["keep_record"] = Superseded("chief 6 has it")
-        scene.side.carry_out(messages.KeepRecord(fence=fence(1), version=1, record=RECORD))
+        scene.side.carry_out(keeping(1))
         await until(lambda: bool(scene.superseded))
         assert not scene.all_of(messages.Done, messages.Failed)
 

@@ -27,6 +27,7 @@ from ps_server.serving.local import InProcessShard
 from tests.contract.shard.test_checkpoints import model_of
 from tests.support.parameter_servers.commanded_shard import ForwardingShard
 from tests.support.parameter_servers.sharded_training import NUM_WORKERS, ShardedTraining
+from tests.support.parameter_servers.shards import telling
 
 # Of the records of each process.
 _BOUND = 40_000
@@ -264,7 +265,7 @@ def test_contributions_applied_on_arrival_have_no_common_order_and_are_at_all_se
     training.create()
     first, second, third = (PushId(worker=worker, incarnation=1, sequence=1) for worker in range(3))
     for index, shard in enumerate(training.shards):
-        shard.call(replace(training.settings, version=1, accepts_stale=True, applies_on_arrival=True))
+        shard.call(telling(replace(training.settings, version=1, accepts_stale=True, applies_on_arrival=True)))
         for push_id in (first, second) if index else (second, first):
             training.push(index, push_id)
         if index in given:

@@ -30,6 +30,7 @@ from ps_server.serving.local import InProcessShard
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
+from tests.support.parameter_servers.shards import telling
 from tests.support.waiting import wait_until
 
 MODEL = ModelSpec(
@@ -264,7 +265,7 @@ def test_values_applied_on_arrival_are_saved_unchanged(training: ShardedTraining
     shard = InProcessShard(index=0, storage=open_storage(training.checkpoint_dir), run_in_background=later)
     training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=training.checkpoint_dir)
     training.create()
-    shard.call(ShardSettings(fence=fence(training.epoch, CHIEF), version=1, applies_on_arrival=True))
+    shard.call(telling(ShardSettings(fence=fence(training.epoch, CHIEF), version=1, applies_on_arrival=True)))
     training.step = 7
     assert _saved(training, later).step == 7
     training.epoch = 4

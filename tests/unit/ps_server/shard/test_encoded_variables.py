@@ -18,7 +18,7 @@ from ps_server.shard import encoded_variables
 from ps_server.shard.handles import Reading
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
-from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, telling, variable
 
 LARGE = layout_of(variable("w", (700_001,)), variable("d", (9,), DataType.FLOAT64), variable("b", (90_000,)))
 FRAME_BYTES = 1 << 18
@@ -271,7 +271,7 @@ def test_the_memory_of_encoded_variables_goes_with_the_model() -> None:
 
 def test_readers_of_values_that_change_in_place_see_each_change() -> None:
     training = _Training()
-    training.shard.call(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, applies_on_arrival=True))
+    training.shard.call(telling(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, applies_on_arrival=True)))
     for sequence in range(3):
         header = training._words.header(step=sequence)
         with training.shard.open_push(header) as push:

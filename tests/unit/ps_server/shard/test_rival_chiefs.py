@@ -51,7 +51,8 @@ def test_a_chief_that_is_heard_keeps_an_empty_server(scene: Scene) -> None:
 
 @pytest.mark.shows("F38")
 def test_an_empty_server_of_a_silent_chief_accepts_a_rival_chief(scene: Scene) -> None:
-    scene.shard.call(KeepRecordRequest(fence=scene.rival, version=9, record=b"of the other one"))
+    settings = ShardSettings(fence=scene.rival, version=1)
+    scene.shard.call(KeepRecordRequest(fence=scene.rival, version=9, settings=settings, record=b"of the other one"))
     scene.now += LIVING_CHIEF_S
     scene.adopt()
     status = scene.shard.call(ShardStatusRequest())

@@ -23,6 +23,7 @@ from ps_server.shard.checkpoints import CopyMemories, SavePace, copy_memory
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.checkpoints import WatchedStorage
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
+from tests.support.parameter_servers.shards import telling
 from tests.support.waiting import wait_until
 
 _MIB = 1 << 20
@@ -92,7 +93,7 @@ def test_memory_that_is_kept_is_released_when_it_is_needed(storage: WatchedStora
     training = _training(storage, memory_limit_bytes=9 * _MIB)
     for tag in ("one", "two", "three"):
         training.train(1)
-        training.shards[0].call(training.settings)
+        training.shards[0].call(telling(training.settings))
         failure = _save(training, tag)
         assert failure is None
 
