@@ -25,7 +25,7 @@ from chief.core.messages import (
 )
 from chief.core.wording import listed, printable, seconds
 from chief.options import RESTORE_LATEST, RESTORE_NONE, CoordinationConfig
-from chief.policies.base import Counted, Policy
+from chief.policies.base import Policy
 from chief.policies.factory import new_policy
 from ps_protocol.errors import CheckpointNotFound, DataLoss, LeaseExpired, PsError, Unavailable
 from ps_protocol.model.layout import Layout
@@ -425,8 +425,8 @@ class Recovery:
         self._note_rollback(stage.search, checkpoint)
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
         self._members.remember(checkpoint.pushes)
-        self._data.resume(checkpoint.data)
-        self._cluster.attachments.restart(checkpoint.attached)
+        self._data.resume(checkpoint.record.data)
+        self._cluster.attachments.restart(checkpoint.record.attached)
         training = self._cluster.begin_training(Start(step=checkpoint.step, oldest_kept=checkpoint.step))
         self._checkpoints.restored(checkpoint, now)
         # A chief that came after this one could not tell otherwise which training data these values have.
@@ -726,7 +726,7 @@ class Recovery:
         self._plan = f"step {redo.step} is repeated with its {len(redo.contributors)} contributions, since not all have applied it"
         training.redo(redo, now)
 
-    def _counted(self, stage: _TakingOver, step: int) -> tuple[Counted, ...]:
+    def _counted(self, stage: _TakingOver, step: int) -> tuple[ChosenPush, ...]:
         """Counts the contributions that the earlier chief had counted, in its order: a worker may have been answered already."""
         policy = new_policy(self._config)
         for one in stage.chosen:
@@ -735,8 +735,7 @@ class Recovery:
                 self._cluster.attachments.count(one.push_id, one.attached)
         steps = {one.push_id: step if policy.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
         self._members.remember(stage.pushes, chosen=steps)
-        counted = tuple(Counted(push_id=one.push_id, step=one.step, weight=one.weight) for one in stage.chosen)
-        return () if policy.spec.applies_on_arrival else counted
+        return () if policy.spec.applies_on_arrival else stage.chosen
 
     def _secure(self) -> None:
         """The shards are at one step. If steps are announced only once saved, saves this one too: the earlier chief may not have."""

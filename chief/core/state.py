@@ -1,7 +1,7 @@
 """The chief's state: one `Cluster`, whose parts hold it. Each part alone changes what it owns. No clock, thread or wire."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.checkpoints import Checkpoints
@@ -21,7 +21,7 @@ from chief.core.waiting import Outbox, Timers, Waiting
 from chief.options import CoordinationConfig
 from chief.policies.base import Policy
 from ps_protocol.errors import PsError
-from ps_protocol.roles.checkpoint import ChiefRecord
+from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import ClusterState, Participant, ParticipantKind
 
 # A thousand callers whose time is up get one explanation, not each their own.
@@ -98,8 +98,8 @@ class Cluster:
             self._words = now, policy.step, policy.num_contributions, text
         return text
 
-    def record(self) -> ChiefRecord:
-        """Returns the record for a successor of this chief, without the state that changes with every step."""
+    def record(self, *, step: int, chosen: Iterable[ChosenPush] = ()) -> ChiefRecord:
+        """Returns what another chief needs to continue at a step; `chosen`: the contributions that are counted and not applied."""
         settings = self.settings.newest
         return ChiefRecord(
             model=self.model.model,
@@ -109,6 +109,11 @@ class Cluster:
             optimizers=tuple(settings.optimizers.values()),
             num_rollbacks=self.recovery.num_rollbacks,
             last_rollback=self.recovery.last_rollback,
+            epoch=self.training.fence.epoch,
+            step=step,
+            chosen=tuple(chosen),
+            data=self.data.marks(),
+            attached=self.attachments.lasting,
             earlier=self.members.earlier,
         )
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
 
@@ -18,15 +19,6 @@ class Grant(NamedTuple):
 
     worker: int
     step: int
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """A contribution that is counted and not applied; `step` is that of the variables it was computed from."""
-
-    push_id: PushId
-    step: int
-    weight: float = 1.0
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,5 +142,5 @@ class Policy(Protocol):
         """Whether another policy may follow now; if not, takes no more contributions until the counted ones have been applied."""
         return True
 
-    def counted(self) -> Sequence[Counted]:
+    def counted(self) -> Sequence[ChosenPush]:
         """Returns the contributions that are counted and not applied, in order of counting: for the policy that follows."""

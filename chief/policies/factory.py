@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from chief.options import CoordinationConfig
-from chief.policies.base import Counted, Policy
+from chief.policies.base import Policy
 from chief.policies.fifo import FifoTokens
 from chief.policies.ordered import OrderedPolicy
 from chief.policies.sync import StrictTokens, SyncPolicy, TokenRule
@@ -11,6 +11,7 @@ from chief.policies.unlocked import UnlockedPolicy
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
+from ps_protocol.roles.checkpoint import ChosenPush
 
 
 def check_model(spec: PolicySpec, model: ModelSpec) -> None:
@@ -23,7 +24,7 @@ def check_model(spec: PolicySpec, model: ModelSpec) -> None:
 
 
 def new_policy(
-    config: CoordinationConfig, *, step: int = 0, counted: Sequence[Counted] = (), workers: Iterable[int] = (), is_start: bool = True
+    config: CoordinationConfig, *, step: int = 0, counted: Sequence[ChosenPush] = (), workers: Iterable[int] = (), is_start: bool = True
 ) -> Policy:
     """Returns a policy that continues from `step`, with what is `counted` and not applied, and the workers that live.
 

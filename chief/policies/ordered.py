@@ -6,9 +6,10 @@ A worker continues when its contribution is applied ("async"), and if it is not 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from chief.policies.base import Counted, Grant, Policy, Verdict
+from chief.policies.base import Grant, Policy, Verdict
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicyName, PolicySpec, TooStale
+from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
 
@@ -36,7 +37,7 @@ class OrderedPolicy(Policy):
         *,
         spec: PolicySpec,
         step: int = 0,
-        counted: Sequence[Counted] = (),
+        counted: Sequence[ChosenPush] = (),
         workers: Iterable[int] = (),
         max_step: int | None = None,
     ) -> None:
@@ -44,7 +45,7 @@ class OrderedPolicy(Policy):
         self.step = step
         self._max_step = max_step
         self._limit = spec.staleness if spec.name is PolicyName.SSP else None
-        self._queue: deque[Counted] = deque()
+        self._queue: deque[ChosenPush] = deque()
         self._progress: dict[int, _Progress] = {}
         self._counts: Counter[int] = Counter()  # number done -> live workers that have done so many
         self._wishes: dict[int, None] = {}
@@ -126,7 +127,7 @@ class OrderedPolicy(Policy):
             self._has_slowest_moved = self.least > least
             return Verdict(outcome=PushOutcome.STALE, staleness=staleness)
         weight = 1 / (1 + excess) if excess > 0 else 1.0
-        self._enqueue(Counted(push_id=push_id, step=step, weight=weight))
+        self._enqueue(ChosenPush(push_id=push_id, step=step, weight=weight))
         return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=staleness, weight=weight)
 
     def after_commit(self, worker: int) -> list[Grant]:
@@ -178,7 +179,7 @@ class OrderedPolicy(Policy):
         self.finish()
         return not self._queue
 
-    def counted(self) -> Sequence[Counted]:
+    def counted(self) -> Sequence[ChosenPush]:
         """Returns the queue."""
         return tuple(self._queue)
 
@@ -187,7 +188,7 @@ class OrderedPolicy(Policy):
         # A worker whose contribution was dropped shall wait for the next step, not compute for the same one again.
         return self._is_closed or (self._max_step is not None and self.step + len(self._queue) >= self._max_step)
 
-    def _enqueue(self, entry: Counted) -> None:
+    def _enqueue(self, entry: ChosenPush) -> None:
         worker, incarnation = entry.push_id.worker, entry.push_id.incarnation
         self._queue.append(entry)
         progress = self._progress.get(worker)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from chief.policies.base import Counted, Grant, Policy, Verdict
+from chief.policies.base import Grant, Policy, Verdict
 from ps_protocol.errors import StepAhead
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
 
@@ -67,7 +68,9 @@ class SyncPolicy(Policy):
 
     has_common_steps = True
 
-    def __init__(self, *, spec: PolicySpec, num_required: int, tokens: TokenRule, step: int = 0, counted: Sequence[Counted] = ()) -> None:
+    def __init__(
+        self, *, spec: PolicySpec, num_required: int, tokens: TokenRule, step: int = 0, counted: Sequence[ChosenPush] = ()
+    ) -> None:
         self.spec = spec
         self.num_required = num_required
         self.step = step
@@ -171,9 +174,9 @@ class SyncPolicy(Policy):
         self.step += 1
         return self._tokens.open_step(self.step)
 
-    def counted(self) -> Sequence[Counted]:
+    def counted(self) -> Sequence[ChosenPush]:
         """Returns the contributions of the open step, in order of their coming."""
-        return [Counted(push_id=push_id, step=self.step) for push_id in self._contributors]
+        return [ChosenPush(push_id=push_id, step=self.step) for push_id in self._contributors]
 
 
 def _ahead(step: int, open_step: int) -> StepAhead:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from chief.policies.base import Counted, Grant, Policy, Verdict
+from chief.policies.base import Grant, Policy, Verdict
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
 
@@ -34,6 +35,6 @@ class UnlockedPolicy(Policy):
         """Never called: nothing is left to apply."""
         return []
 
-    def counted(self) -> Sequence[Counted]:
+    def counted(self) -> Sequence[ChosenPush]:
         """Returns nothing: all is applied."""
         return ()

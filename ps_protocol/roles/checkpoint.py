@@ -76,8 +76,6 @@ class Checkpoint:
     placement: Placement
     files: tuple[CheckpointFile, ...]
     pushes: tuple[WorkerPushes, ...] = ()
-    data: DataMarks | None = None
-    attached: StepAttachments = NO_STEP_ATTACHMENTS
 
     @property
     def num_bytes(self) -> int:

@@ -782,7 +782,7 @@ class DataPass(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., done: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
-    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at", "attached")
+    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "saved_at")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -794,9 +794,7 @@ class CheckpointManifest(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
     SAVED_AT_FIELD_NUMBER: _ClassVar[int]
-    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     format: str
     format_version: int
     tag: str
@@ -808,10 +806,8 @@ class CheckpointManifest(_message.Message):
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
     files: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.CheckpointFile]
     pushes: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.WorkerPushes]
-    data: DataMarks
     saved_at: str
-    attached: _tensor_pb2.StepAttachments
-    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataMarks, _Mapping]] = ..., saved_at: _Optional[str] = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ...) -> None: ...
+    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., saved_at: _Optional[str] = ...) -> None: ...
 
 class FinishTrainingRequest(_message.Message):
     __slots__ = ("reason", "interrupts")

@@ -63,7 +63,6 @@ _Level_MEMBERS: dict[Any, Any] = {1: Level.GREEN, 2: Level.AMBER, 3: Level.RED}
 _ChosenPush_attached = fields.default_of(ChosenPush, "attached")
 _ChiefRecord_attached = fields.default_of(ChiefRecord, "attached")
 _ChiefRecord_earlier = fields.default_of(ChiefRecord, "earlier")
-_Checkpoint_attached = fields.default_of(Checkpoint, "attached")
 _Role_NUMBERS: dict[Any, Any] = {Role.PARAMETER_SERVER: 1, Role.CHIEF: 2, Role.RELAY: 3}
 _Role_MEMBERS: dict[Any, Any] = {1: Role.PARAMETER_SERVER, 2: Role.CHIEF, 3: Role.RELAY}
 _Reduction_NUMBERS: dict[Any, Any] = {Reduction.MEAN: 1, Reduction.SUM: 2}
@@ -1542,11 +1541,6 @@ def write_Checkpoint(value: Checkpoint, message: Any) -> None:
     if one := value.pushes:
         for item in one:
             write_WorkerPushes(item, message.pushes.add())
-    if (one := value.data) is not None:
-        write_DataMarks(one, message.data)
-    if (one := value.attached) is not _Checkpoint_attached and one != _Checkpoint_attached:
-        message.attached.SetInParent()
-        write_StepAttachments(one, message.attached)
 
 
 def read_Checkpoint(message: Any) -> Checkpoint:
@@ -1560,8 +1554,6 @@ def read_Checkpoint(message: Any) -> Checkpoint:
         placement=fields.decode_each(message.placement, read_PlacedSlice, field="placement") if message.placement else (),
         files=fields.decode_each(message.files, read_CheckpointFile, field="files") if message.files else (),
         pushes=fields.decode_each(message.pushes, read_WorkerPushes, field="pushes") if message.pushes else (),
-        data=read_DataMarks(message.data) if message.HasField("data") else None,
-        attached=read_StepAttachments(message.attached) if message.HasField("attached") else _Checkpoint_attached,
     )
 
 

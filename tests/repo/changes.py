@@ -540,7 +540,7 @@ def decode_signs(encoded: Array, values: Array) -> None:
             ),
             Edit(
                 path="ps_protocol/roles/checkpoint.py",
-                before="    pushes: tuple[WorkerPushes, ...] = ()\n    data: DataMarks",
+                before="    pushes: tuple[WorkerPushes, ...] = ()\n\n    @property\n    def num_bytes",
                 text="    num_workers: int = 0\n",
             ),
             Edit(

@@ -185,8 +185,9 @@ class SimulatedCluster:
         fields = decode_json(manifest, where="simulated")
         self.world.note(f"whole: {fields['tag']}")
         self.world.seen["checkpoint whole"] += 1
+        record = fields["record"]
         era = int(fields["fence"]["era"]["life"]), int(fields["fence"]["era"]["epoch"])
-        self.oracle.committed_checkpoint(fields["tag"], era, int(fields.get("step", 0)), _done(fields.get("data")), _user_states(fields))
+        self.oracle.committed_checkpoint(fields["tag"], era, int(fields.get("step", 0)), _done(record.get("data")), _user_states(record))
 
     def _audit(self) -> None:
         """Has what all processes have written audited, as long as there was one life: epochs of another have the same numbers."""

@@ -13,7 +13,6 @@ from chief.core.messages import Answer, Done, Failed, KeepRecord
 from chief.core.waiting import Blocked, Line
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.chief import CommitResult, PushOutcome
 from ps_protocol.roles.contribution import PushId, StepAttachments
 
@@ -186,33 +185,19 @@ class Answers:
         Only all of them hear of new settings.
         """
         policy = self._cluster.policy
-        chosen = policy.counted()
-        data = self._data.marks()
         is_for_all = for_all or (self._on_its_way is not None and self._on_its_way.told.is_for_all)
-        record = replace(
-            self._cluster.record(),
-            epoch=self._fence.epoch,
-            step=policy.step,
-            chosen=tuple(
-                ChosenPush(
-                    push_id=one.push_id,
-                    step=one.step,
-                    weight=one.weight,
-                    ranges=self._data.counted_ranges(one.push_id),
-                    attached=self._attachments.of(one.push_id),
-                )
-                for one in chosen
-            ),
-            data=data,
-            attached=self._attachments.lasting,
-        )
+        chosen = [
+            replace(one, ranges=self._data.counted_ranges(one.push_id), attached=self._attachments.of(one.push_id))
+            for one in policy.counted()
+        ]
+        record = self._cluster.record(step=policy.step, chosen=chosen)
         settings = self._cluster.settings.newest.for_shards(self._fence)
         told = KeepRecord(fence=self._fence, version=self._versions.next(), settings=settings, record=record, is_for_all=is_for_all)
         self._on_its_way = _Record(
             told=told,
             chosen=tuple(one.push_id for one in chosen),
             num_unkept=len(self._unkept),
-            has_data=data is not None,
+            has_data=record.data is not None,
             attached=self._attachments.unkept,
         )
         self._out.add(told)

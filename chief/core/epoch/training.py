@@ -26,13 +26,13 @@ from chief.core.messages import (
 )
 from chief.core.waiting import Blocked, slice_s
 from chief.core.wording import listed, printable
-from chief.policies.base import Counted, Grant, Policy, Verdict
+from chief.policies.base import Grant, Policy, Verdict
 from chief.policies.factory import new_policy
 from ps_protocol.errors import ContributionMissing, InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
-from ps_protocol.roles.checkpoint import Checkpoint
+from ps_protocol.roles.checkpoint import Checkpoint, ChosenPush
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
     CommitPushRequest,
@@ -72,7 +72,7 @@ class Start:
 
     step: int
     is_start: bool = True
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[ChosenPush, ...] = ()
     tag_suffix: str = ""
     oldest_kept: int = 0
     awaited: frozenset[int] = frozenset()
@@ -131,7 +131,7 @@ class Discards:
         self._pushes.clear()
         self._gone.clear()
 
-    def take(self, counted: Iterable[Counted]) -> tuple[PushId, ...]:
+    def take(self, counted: Iterable[ChosenPush]) -> tuple[PushId, ...]:
         """Takes out the pushes that shards may drop now, sorted; an incarnation, as sequence 0, unless one of its is still `counted`."""
         busy = {(entry.push_id.worker, entry.push_id.incarnation) for entry in counted}
         ready = self._gone - busy
@@ -261,12 +261,10 @@ class Training:
             fence=self._fence,
             step=step,
             num_shards=len(self._servers),
-            record=self._cluster.record(),
+            record=self._cluster.record(step=step),
             placement=self._model.placement,
             files=(),
             pushes=self.applied_pushes(extra=extra),
-            data=self._data.marks(),
-            attached=self._attachments.lasting,
         )
 
     def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
@@ -943,7 +941,7 @@ class Training:
                 granted.append(Grant(blocked.who, step))
         self._grant(granted, now)
 
-    def _new_policy(self, *, step: int, is_start: bool, counted: Sequence[Counted] = ()) -> Policy:
+    def _new_policy(self, *, step: int, is_start: bool, counted: Sequence[ChosenPush] = ()) -> Policy:
         live = [member.index for member in self._members.workers() if member.is_live]
         return new_policy(self._settings.config, step=step, workers=live, is_start=is_start, counted=counted)
 

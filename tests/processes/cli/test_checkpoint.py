@@ -83,4 +83,4 @@ def test_a_training_continues_with_the_same_bits_after_export_and_import(tmp_pat
     checkpoints = [find_checkpoint(one).checkpoint for one in (place, LocalStorage(other))]
     assert [one.step for one in checkpoints] == [9, 9]
     assert [one.sha256 for one in checkpoints[0].files] == [one.sha256 for one in checkpoints[1].files]
-    assert checkpoints[0].attached == checkpoints[1].attached != NO_STEP_ATTACHMENTS
+    assert checkpoints[0].record.attached == checkpoints[1].record.attached != NO_STEP_ATTACHMENTS

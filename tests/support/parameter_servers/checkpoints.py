@@ -61,16 +61,14 @@ def tensors_of(placement: Placement, shard: int, *, step: int) -> list[SavedTens
 
 def checkpoint_of(files: Sequence[CheckpointFile], *, step: int, epoch: int = 1, cluster: str = CLUSTER) -> Checkpoint:
     """Returns what the manifest of such files says."""
-    return Checkpoint(
-        tag=tag_of(step=step, epoch=epoch),
-        cluster=cluster,
-        fence=fence(epoch, 3, life=2**63 + 9),
+    record = ChiefRecord(
+        model=MODEL,
+        policy=PolicySpec(),
+        settings_version=4,
+        num_rollbacks=1,
+        last_rollback="ps 1 was restarted",
+        epoch=epoch,
         step=step,
-        num_shards=len(files),
-        record=ChiefRecord(model=MODEL, policy=PolicySpec(), settings_version=4, num_rollbacks=1, last_rollback="ps 1 was restarted"),
-        placement=place(MODEL, num_shards=len(files)),
-        files=tuple(files),
-        pushes=(WorkerPushes(worker=2, incarnation=1 << 20 | 1, applied=(AppliedPush(sequence=7, step=step),)),),
         data=DataMarks(
             data=DataSpec(name="train", num_samples=10, range_size=3, shuffle_seed=1),
             epoch=1,
@@ -78,6 +76,17 @@ def checkpoint_of(files: Sequence[CheckpointFile], *, step: int, epoch: int = 1,
             passes=(DataPass(epoch=1, done=b"\x05"),),
         ),
         attached=StepAttachments(user_states=(UserState(worker=1, json='{"best":0.5,"\\u00e9":"\\n"}'),)),
+    )
+    return Checkpoint(
+        tag=tag_of(step=step, epoch=epoch),
+        cluster=cluster,
+        fence=fence(epoch, 3, life=2**63 + 9),
+        step=step,
+        num_shards=len(files),
+        record=record,
+        placement=place(MODEL, num_shards=len(files)),
+        files=tuple(files),
+        pushes=(WorkerPushes(worker=2, incarnation=1 << 20 | 1, applied=(AppliedPush(sequence=7, step=step),)),),
     )
 
 

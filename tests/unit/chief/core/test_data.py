@@ -196,7 +196,7 @@ def test_going_back_to_a_checkpoint_goes_back_in_the_data_too() -> None:
     (worker,) = driver.train(0)
     for request in range(3):
         assert worker.has_token(contribute(worker, ids(leased(driver, worker, request))))
-    assert done_of(driver.storage["step-000000002"].data) == {0, 1}
+    assert done_of(driver.storage["step-000000002"].record.data) == {0, 1}
     leased(driver, worker, 3, max_ranges=2)
     driver.restart(0)
     driver.come_back(worker)

@@ -1,7 +1,7 @@
 """The contributions that shards are told to drop: single ones, and whole incarnations; bounded, and none that is still to be applied."""
 
 from chief.core.epoch.training import Discards
-from chief.policies.base import Counted
+from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.contribution import PushId
 
 
@@ -21,9 +21,9 @@ def test_an_incarnation_is_dropped_as_a_whole_once_none_of_its_contributions_can
     discards = Discards()
     discards.add_incarnation(0, 1)
     discards.add(push(0, 2))
-    assert discards.take([Counted(push_id=push(0, 1), step=3)]) == (push(0, 2),)
+    assert discards.take([ChosenPush(push_id=push(0, 1), step=3)]) == (push(0, 2),)
     discards.add(push(0, 3))
-    assert discards.take([Counted(push_id=push(0, 1, incarnation=2), step=3)]) == (push(0, 0),)
+    assert discards.take([ChosenPush(push_id=push(0, 1, incarnation=2), step=3)]) == (push(0, 0),)
 
 
 def test_invented_contributions_of_a_caller_take_bounded_memory() -> None:

@@ -29,7 +29,7 @@ def state_of(driver: Driver, worker: Worker) -> str:
 
 def saved(driver: Driver, number: int) -> tuple[str, ...]:
     (checkpoint,) = (one for one in driver.storage.values() if one.step == number)
-    return tuple(one.json for one in checkpoint.attached.user_states)
+    return tuple(one.json for one in checkpoint.record.attached.user_states)
 
 
 def test_each_checkpoint_has_the_states_of_its_own_step() -> None:

@@ -3,9 +3,10 @@
 import pytest
 
 from chief.core.messages import Asked
-from chief.policies.base import Counted, Grant
+from chief.policies.base import Grant
 from chief.policies.ordered import OrderedPolicy
 from ps_protocol.model.policy import PolicyName, PolicySpec, TooStale
+from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
@@ -272,7 +273,7 @@ def test_a_cluster_with_slow_workers_names_the_worker_that_computes() -> None:
 
 
 def test_a_worker_that_comes_to_a_new_chief_waits_for_what_the_former_one_counted() -> None:
-    counted = (Counted(push_id=PushId(worker=2, incarnation=1, sequence=1), step=0, weight=1.0),)
+    counted = (ChosenPush(push_id=PushId(worker=2, incarnation=1, sequence=1), step=0, weight=1.0),)
     policy = OrderedPolicy(spec=PolicySpec(name=PolicyName.ASYNC), step=1, counted=counted)
     policy.join(2, 1)
     assert policy.ask(2, local_step=0, request_id=1) is None
@@ -280,7 +281,7 @@ def test_a_worker_that_comes_to_a_new_chief_waits_for_what_the_former_one_counte
 
 
 def test_a_process_that_takes_a_workers_place_does_not_wait_for_what_that_gave() -> None:
-    counted = (Counted(push_id=PushId(worker=2, incarnation=1, sequence=1), step=0, weight=1.0),)
+    counted = (ChosenPush(push_id=PushId(worker=2, incarnation=1, sequence=1), step=0, weight=1.0),)
     policy = OrderedPolicy(spec=PolicySpec(name=PolicyName.ASYNC), step=1, counted=counted)
     policy.join(2, 2)
     assert policy.ask(2, local_step=0, request_id=1) == 1
