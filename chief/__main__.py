@@ -10,33 +10,22 @@ from ps_protocol.process.memory import importing_for_good
 
 with importing_for_good():
     from chief.config import ChiefConfig, parse_config
-    from ps_protocol.errors import PsError
     from ps_protocol.process import polling
     from ps_protocol.process.ending import EndSignals
-    from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
-    from ps_protocol.process.exit_codes import ExitCode
     from ps_protocol.process.failpoints import enable_failpoints
-    from ps_protocol.process.listening import allow_many_connections
-    from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
-    from ps_protocol.process.options import LOG_FORMAT
+    from ps_protocol.process.logs import run_role
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after training, 1 if it failed, 2 if it could not start, with one line that says why."""
-    allow_many_connections()
-    words, log_format = sys.argv[1:] if arguments is None else arguments, LOG_FORMAT.default
-    try:
-        log_format = log_format_of(words, os.environ)
-        with logging_to_stderr(log_format), ending_without_memory():
-            config = parse_config(words, environment=os.environ)
-            enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
-            return asyncio.run(_serve(config))
-    except PsError as error:
-        write_last_words("lockstep chief", error.message, log_format)
-        return ExitCode.USAGE
-    except (MemoryError, OSError, RuntimeError) as error:
-        end_if_exhausted(error, lambda words: write_last_words("lockstep chief", words, log_format))
-        raise
+    words = sys.argv[1:] if arguments is None else arguments
+
+    def run() -> int:
+        config = parse_config(words, environment=os.environ)
+        enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
+        return asyncio.run(_serve(config))
+
+    return run_role("lockstep chief", words, run)
 
 
 async def _serve(config: ChiefConfig) -> int:

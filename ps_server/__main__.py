@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why.
-
-    Ends the process with 1 if the system refuses it memory or a thread.
-    """
+    """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
     _leave_out_openssl(
         are_files_hashed=_is_given("--checkpoint-dir", "LOCKSTEP_CHECKPOINT_DIR"), serves_http=_is_given("--metrics", "LOCKSTEP_METRICS")
     )
@@ -27,32 +24,21 @@ def main() -> int:
     polling.expect_many_connections()
     # Not before: what they import looks for OpenSSL, and imports grpc.
     with importing_for_good():
-        from ps_protocol.errors import PsError
-        from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
         from ps_protocol.process.failpoints import enable_failpoints
-        from ps_protocol.process.listening import allow_many_connections
-        from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
+        from ps_protocol.process.logs import run_role
         from ps_protocol.process.memory import keep_freed_memory
-        from ps_protocol.process.options import LOG_FORMAT
         from ps_server.config import parse_config
         from ps_server.server import ParameterServer
 
     keep_freed_memory(num_heaps=1)
-    allow_many_connections()
-    log_format = LOG_FORMAT.default
-    try:
-        log_format = log_format_of(sys.argv[1:], os.environ)
-        with logging_to_stderr(log_format), ending_without_memory():
-            config = parse_config(sys.argv[1:], environment=os.environ)
-            enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
-            _serve(ParameterServer(config))
-    except PsError as error:
-        write_last_words("lockstep server", error.message, log_format)
-        return ExitCode.USAGE
-    except (MemoryError, OSError, RuntimeError) as error:
-        end_if_exhausted(error, lambda words: write_last_words("lockstep server", words, log_format))
-        raise
-    return 0
+
+    def run() -> int:
+        config = parse_config(sys.argv[1:], environment=os.environ)
+        enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
+        _serve(ParameterServer(config))
+        return ExitCode.DONE
+
+    return run_role("lockstep server", sys.argv[1:], run)
 
 
 def _serve(server: "ParameterServer") -> None:

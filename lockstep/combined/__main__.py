@@ -17,15 +17,11 @@ from ps_protocol.process.memory import importing_for_good
 with importing_for_good():
     from chief.config import ChiefConfig
     from chief.config import parse_config as parse_chief_config
-    from ps_protocol.errors import InvalidSpec, PsError
+    from ps_protocol.errors import InvalidSpec
     from ps_protocol.process import polling
-    from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
-    from ps_protocol.process.exit_codes import ExitCode
     from ps_protocol.process.failpoints import enable_failpoints
-    from ps_protocol.process.listening import allow_many_connections
-    from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
+    from ps_protocol.process.logs import run_role
     from ps_protocol.process.memory import keep_freed_memory
-    from ps_protocol.process.options import LOG_FORMAT
     from ps_server.config import ParameterServerConfig
     from ps_server.config import parse_config as parse_ps_config
 
@@ -40,30 +36,23 @@ _OF_PS = ("LOCKSTEP_ADDRESS", "LOCKSTEP_METRICS", "TF_CONFIG")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after training, 1 if it failed, 2 if it could not start, with one line that says why."""
     keep_freed_memory(num_heaps=1)
-    allow_many_connections()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     split = words.index(WITH_CHIEF) if WITH_CHIEF in words else len(words)
-    log_format = LOG_FORMAT.default
-    try:
-        log_format = log_format_of(words, os.environ)
-        with logging_to_stderr(log_format), ending_without_memory():
-            config = parse_ps_config(words[:split], environment=os.environ)
-            settings_at = partial(_chief_config, words[split + 1 :], config)
-            # Checked now, so that a mistake is reported before either role runs.
-            its_chief = settings_at(_NOWHERE)
-            enable_failpoints(os.environ, is_enabled=config.enable_failpoints or its_chief.enable_failpoints)
-            polling.expect_workers(its_chief.coordination.num_workers)
-            # Imported late, because it imports grpc.
-            with importing_for_good():
-                from lockstep.combined.server import serve
 
-            return asyncio.run(serve(config, settings_at))
-    except PsError as error:
-        write_last_words(f"lockstep server {WITH_CHIEF}", error.message, log_format)
-        return ExitCode.USAGE
-    except (MemoryError, OSError, RuntimeError) as error:
-        end_if_exhausted(error, lambda words: write_last_words(f"lockstep server {WITH_CHIEF}", words, log_format))
-        raise
+    def run() -> int:
+        config = parse_ps_config(words[:split], environment=os.environ)
+        settings_at = partial(_chief_config, words[split + 1 :], config)
+        # Checked now, so that a mistake is reported before either role runs.
+        its_chief = settings_at(_NOWHERE)
+        enable_failpoints(os.environ, is_enabled=config.enable_failpoints or its_chief.enable_failpoints)
+        polling.expect_workers(its_chief.coordination.num_workers)
+        # Imported late, because it imports grpc.
+        with importing_for_good():
+            from lockstep.combined.server import serve
+
+        return asyncio.run(serve(config, settings_at))
+
+    return run_role(f"lockstep server {WITH_CHIEF}", words, run)
 
 
 def _chief_config(words: Sequence[str], ps: ParameterServerConfig, address: str) -> ChiefConfig:

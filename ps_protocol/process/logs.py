@@ -1,8 +1,9 @@
-"""A role's log: text or JSON, on standard error at a bounded rate, without making the role wait. Knows the log; no role."""
+"""A role's log, and its run within it: text or JSON, on standard error at a bounded rate, without making the role wait. Knows no role."""
 
 import json
 import logging
 import math
+import os
 import re
 import sys
 import threading
@@ -11,8 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from types import TracebackType
 
+from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process import options
+from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
+from ps_protocol.process.exit_codes import ExitCode
+from ps_protocol.process.listening import allow_many_connections
 from ps_protocol.process.options import Given
 from ps_protocol.process.output import BoundedOutput, write_last
 
@@ -55,7 +60,26 @@ def logging_to_stderr(log_format: str = options.LOG_FORMAT.default) -> Iterator[
             yield
 
 
-def write_last_words(program: str, message: str, log_format: str) -> None:
+def run_role(program: str, arguments: Sequence[str], run: Callable[[], int]) -> int:
+    """Returns the exit code of `run`, which is a role's whole work, within its log; 2, with one line that says why, if it raises a PsError.
+
+    Ends the process with 1 if the system refuses it memory or a thread.
+    """
+    allow_many_connections()
+    log_format = options.LOG_FORMAT.default
+    try:
+        log_format = log_format_of(arguments, os.environ)
+        with logging_to_stderr(log_format), ending_without_memory():
+            return run()
+    except PsError as error:
+        _write_last_words(program, error.message, log_format)
+        return ExitCode.USAGE
+    except (MemoryError, OSError, RuntimeError) as error:
+        end_if_exhausted(error, lambda words: _write_last_words(program, words, log_format))
+        raise
+
+
+def _write_last_words(program: str, message: str, log_format: str) -> None:
     """Writes why a role ends, as one line in the format of its log, after the log has ended."""
     line = f"{program}: {message}"
     if log_format == "json":

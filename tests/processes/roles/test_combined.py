@@ -11,6 +11,7 @@ import pytest
 
 import lockstep.combined.__main__ as command
 from ps_protocol.errors import Unauthenticated
+from ps_protocol.process import logs
 from ps_protocol.roles.chief import ClusterState, DeregisterRequest
 from ps_protocol.roles.shard import ShardStatusRequest, ShutdownRequest
 from ps_protocol.rpc.chief import GrpcChief
@@ -88,7 +89,7 @@ def test_flags_that_make_no_sense_are_reported_in_one_line(
 ) -> None:
     # Of the whole process, which is that of all tests here.
     monkeypatch.setattr(command, "keep_freed_memory", lambda *, num_heaps: True)
-    monkeypatch.setattr(command, "allow_many_connections", lambda: None)
+    monkeypatch.setattr(logs, "allow_many_connections", lambda: None)
     assert command.main(["--index", "0", "--with-chief", *chief_flags]) == 2
     words = capsys.readouterr().err
     assert len(words.splitlines()) == 1, words
