@@ -4,10 +4,19 @@ import argparse
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.report.compare import compare, read_report
+
+if TYPE_CHECKING:
+    from lockstep.cli.progress import Progress
+
+# How often a suite's progress is shown again.
+_PULSE_S = 0.5
 
 # The module of each suite in this package, and what it measures.
 SUITES = {
@@ -63,7 +72,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     from benchmarks.harness.arguments import WrongArguments
     from benchmarks.harness.setting import WrongTransport
     from benchmarks.report.plot import CannotPlot
-    from lockstep.cli.progress import pulsing
     from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
     module = importlib.import_module(f"benchmarks.{SUITES[name][0]}")
@@ -82,6 +90,27 @@ def run(name: str, arguments: Sequence[str]) -> int:
     except (LaunchFailed, Interrupted, WrongTransport) as error:
         print(f"benchmarks {name}: {error}", file=sys.stderr)
         return int(getattr(error, "exit_code", 1))
+
+
+@contextmanager
+def pulsing(what: str) -> "Iterator[Progress]":
+    """Shows the progress of some work within the block, also while a single part of it takes long."""
+    from lockstep.cli.progress import shown
+
+    is_over = threading.Event()
+    with shown(what) as progress:
+
+        def pulse() -> None:
+            while not is_over.wait(_PULSE_S):
+                progress.advance(0, total=progress.total)
+
+        thread = threading.Thread(target=pulse, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield progress
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def _compare(before: Path, after: Path) -> int:

@@ -12,7 +12,6 @@ from lockstep.cli.formatting import bytes_text, duration_text
 # Work that ends sooner shows no progress.
 _QUIET_S = 2.0
 _BAR_EVERY_S, _LINE_EVERY_S = 0.1, 5.0
-_PULSE_S = 0.5
 _BAR_WIDTH = 30
 _ERASE = "\r\x1b[K"
 
@@ -20,7 +19,7 @@ _ERASE = "\r\x1b[K"
 class Progress:
     """Shows the progress of some work on a stream other than the command's output. Thread-safe.
 
-    `what`: the work, for example "verifying step-000000400". `words`: formats a number.
+    `what`: the work, for example "verifying step-000000400". `words`: formats a number. `total`: how much there is to do, as far as known.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
         self._lock = threading.Lock()
-        self._began, self._done, self._total = clock(), 0, 0
+        self._began, self._done, self.total = clock(), 0, 0
         self._show_at = self._began + _QUIET_S
         self._has_bar = False
 
@@ -43,19 +42,14 @@ class Progress:
         """Notes that `number` more of `total` is done (0: the total is unknown)."""
         with self._lock:
             self._done += number
-            self._total = total
-            self._show()
-
-    def show_again(self) -> None:
-        """Shows the progress again if a new line or bar is due, although no more work is done."""
-        with self._lock:
+            self.total = total
             self._show()
 
     def _show(self) -> None:
         now = self._clock()
         if now < self._show_at:
             return
-        text = self._text(now, self._total)
+        text = self._text(now, self.total)
         if self._is_terminal:
             self._show_at, self._has_bar = now + _BAR_EVERY_S, True
             self._stream.write(f"{_ERASE}{text}")
@@ -82,25 +76,6 @@ class Progress:
             return f"{self._what}: {progress}"
         full = round(part * _BAR_WIDTH)
         return f"{self._what} [{'█' * full}{'░' * (_BAR_WIDTH - full)}] {progress}"
-
-
-@contextmanager
-def pulsing(what: str, *, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Shows the progress of some work within the block, also while a single part of it takes long."""
-    progress, is_over = Progress(what, words="{:,}".format, stream=stream), threading.Event()
-
-    def pulse() -> None:
-        while not is_over.wait(_PULSE_S):
-            progress.show_again()
-
-    thread = threading.Thread(target=pulse, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield progress
-    finally:
-        is_over.set()
-        thread.join()
-        progress.close()
 
 
 @contextmanager

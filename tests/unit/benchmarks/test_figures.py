@@ -2,12 +2,14 @@
 
 import argparse
 import importlib
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import SUITES, main
+from benchmarks.__main__ import SUITES, main, pulsing
 from benchmarks.harness.process_memory import peak_rss_bytes, pss_bytes
 from benchmarks.harness.seams import SEAMS, Interval, Recorder, SeamGone, find, read_intervals
 from benchmarks.harness.setting import Setting, WrongTransport
@@ -16,6 +18,7 @@ from benchmarks.report.figures import RunFigures, summary
 from benchmarks.report.page import fill
 from benchmarks.report.profile_figures import parts_of, process_rows
 from benchmarks.suites.step import table
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -160,3 +163,11 @@ def test_every_suite_is_listed_and_has_a_main(capsys: pytest.CaptureFixture[str]
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SUITES)
     assert all(callable(importlib.import_module(f"benchmarks.{module}").run) for module, _ in SUITES.values())
     assert main(["run", "nothing"]) == main(["nonsense"]) == 2
+
+
+def test_work_without_figures_is_shown_as_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.cli.progress._QUIET_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with pulsing("installing"):
+        wait_until(lambda: bool(stream.getvalue()), what="it is said")
+    assert stream.getvalue().startswith("installing: at work for ")

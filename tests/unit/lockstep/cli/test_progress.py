@@ -2,11 +2,8 @@
 
 import io
 
-import pytest
-
 from lockstep.cli.formatting import bytes_text
-from lockstep.cli.progress import Progress, pulsing
-from tests.support.waiting import wait_until
+from lockstep.cli.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -48,20 +45,12 @@ def test_a_terminal_gets_a_bar_that_is_gone_in_the_end() -> None:
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_work_without_figures_is_shown_as_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.cli.progress._QUIET_S", 0.0)
-    stream = io.StringIO()
-    with pulsing("installing", stream=stream):
-        wait_until(lambda: bool(stream.getvalue()), what="it is said")
-    assert stream.getvalue().startswith("installing: at work for ")
-
-
 def test_a_long_part_has_its_progress_shown_again() -> None:
     stream, now = io.StringIO(), 0.0
     progress = Progress("measuring", stream=stream, clock=lambda: now)
     progress.advance(3, total=21)
     now = 30.0
-    progress.show_again()
+    progress.advance(0, total=21)
     assert stream.getvalue() == "measuring: 3 of 21 (14 %), about 3 min left\n"
 
 
