@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.engines.demo import Demo, recovery
 from tests.engines.network import network, why_not
 from tests.engines.ssh import LOCKSTEP
-from tests.support.repository import ROOT
+from tests.support.repository import printed
 from tests.support.waiting import wait_until
 
 _DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
@@ -105,10 +105,8 @@ class Slurm:
         self.net.start(name, "slurmd", "-D", "-N", name, out=self._state / f"{name}.out", environment=self.environment)
 
     def run(self, *flags: str, pace: float = 0.05, limits: tuple[str, ...] = ("--time=10",)) -> Demo:
-        found = re.search(r"^```\n(#!/bin/bash\n#SBATCH.*?)^```", (ROOT / "docs/how-to/running.md").read_text(), re.DOTALL | re.MULTILINE)
-        assert found is not None
         words = " ".join([LOCKSTEP, "demo", "--pace", str(pace), *recovery(self.directory), *flags])
-        text = re.sub("--checkpoint-dir [^ ]+ -- python train.py", "", found[1].replace("lockstep up", words))
+        text = re.sub("--checkpoint-dir [^ ]+ -- python train.py", "", printed("#SBATCH").replace("lockstep up", words))
         assert "#SBATCH --no-kill" in text and "train.py" not in text
         script, out = self.directory / "job.sh", self.directory / "out"
         script.write_text(text)

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.support.processes.commands import TRAIN, are_gone, lockstep, lockstep_here, read_until, run_up, up
-from tests.support.repository import ROOT
+from tests.support.repository import ROOT, printed
 from tests.support.waiting import wait_until
 
 pytest.importorskip("cryptography", reason="--hosts makes certificates, which needs the package cryptography")
@@ -103,6 +103,15 @@ def test_one_command_trains_on_several_hosts_and_each_process_has_its_own_secret
     assert "Traceback" not in out
 
 
+def test_the_documented_command_trains_on_two_hosts(hosts: Path) -> None:
+    (hosts / "train.py").write_text(TRAIN)
+    (hosts / "bin" / "lockstep").symlink_to(Path(sys.executable).parent / "lockstep")
+    command = printed("lockstep up --hosts").splitlines()[1].replace("a,b", "a=127.0.0.1,b=127.0.0.1")
+    command = command.replace("/shared/job", f"{hosts / 'kept'} --max-steps 20")
+    ended = subprocess.run(["sh", "-c", command], cwd=hosts, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0 and ended.stdout.count("value -10.0") == 4, ended.stdout + ended.stderr
+
+
 def test_a_host_that_cannot_be_used_is_named_before_anything_starts(hosts: Path) -> None:
     (hosts / "down" / "b").touch()
     code, out = run_up("--hosts", ADDRESSES, worker=TRAIN, run_dir=hosts / "run")
@@ -176,9 +185,7 @@ def test_a_worker_whose_host_is_lost_is_started_at_once_where_no_role_was_beside
 
 
 def test_a_task_of_skypilot_trains_on_its_nodes_by_the_documented_file(hosts: Path) -> None:
-    found = re.search(r"^```\n(name: .*?)^```", (ROOT / "docs/how-to/running.md").read_text(), re.DOTALL | re.MULTILINE)
-    assert found is not None
-    task = yaml.safe_load(found[1])
+    task = yaml.safe_load(printed("num_nodes"))
     assert {*task} == {"name", "num_nodes", "workdir", "setup", "run"} and task["workdir"] == "."
     (hosts / "train.py").write_text(TRAIN)
     (hosts / "bin" / "lockstep").symlink_to(Path(sys.executable).parent / "lockstep")

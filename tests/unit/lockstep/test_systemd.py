@@ -1,5 +1,6 @@
 """`lockstep systemd`: units that systemd takes, with each role's own flags and secrets, and a sentence for what makes no cluster."""
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.commands import Ended, lockstep_here
+from tests.support.repository import printed
 
 FLAGS = ("--address", "h1:5000", "--ps", "h1:5001,[::1]:5002", "--workers", "4", "--certs-dir", "/etc/job", "--cluster", "job")
 
@@ -51,6 +53,12 @@ def test_each_role_has_a_unit_with_its_own_place_flags_and_secrets(tmp_path: Pat
     )
     assert settings_of(worker)["LoadCredential"] == ["worker.token:/etc/job/worker.token", "ca.pem:/etc/job/ca.pem"], "no key"
     assert settings_of(worker)["ExecStart"] == ['"/opt/job/python" "train.py" "50%%" "$$x"']
+
+
+def test_the_documented_command_writes_a_unit_for_each_role(tmp_path: Path) -> None:
+    _, command, *flags = shlex.split(printed("lockstep systemd"))
+    assert lockstep_here(command, "--out", str(tmp_path), *flags).returncode == 0
+    assert len([*tmp_path.iterdir()]) == 4
 
 
 def test_systemd_takes_the_units(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ps_protocol.process import options
 from ps_protocol.process.options import CALLER, Given
 from ps_server.config import parse_config as parse_server
 from tests.support.processes.commands import lockstep_here
+from tests.support.repository import printed
 
 BASE = "--name job --image registry/job:1 --ps 2 --workers 4"
 VOLUME = "--checkpoint-dir /checkpoints --checkpoint-claim ckpt"
@@ -305,6 +306,12 @@ def test_a_file_is_written_with_the_commands_to_start_watch_and_end(kind: str, t
     assert hosts == {address.partition(":")[0] for address in (*ps, advertised)}
     head = [line.removeprefix("#   ") for line in file.read_text().splitlines() if line.startswith("#   ")]
     assert head == said.partition("\n\n")[2].splitlines()
+
+
+def test_the_documented_command_writes_its_file(tmp_path: Path) -> None:
+    command = printed("lockstep k8s render").replace("\\\n", "").replace("job.yaml", str(tmp_path / "job.yaml"))
+    ended = lockstep_here(*shlex.split(command)[1:])
+    assert ended.returncode == 0 and pods_of([*yaml.safe_load_all((tmp_path / "job.yaml").read_text())]).keys() == {"ps", "chief", "worker"}
 
 
 @pytest.mark.parametrize(("kind", "code"), [("TERM", 143), ("none", 7)])
