@@ -44,6 +44,8 @@ class ClusterSpec:
             # Other machines that the processes run on; none: all run here.
             self.hosts = parse_hosts(given[options.HOSTS]) if self.engine is None else self.engine.hosts
             self.num_workers = given[options.NUM_WORKERS] or (self.engine.num_workers if self.engine is not None else 0) or 1
+            if self.engine is not None and self.engine.starts_workers and self.num_workers != self.engine.num_workers:
+                raise InvalidSpec(f"--workers: got {self.num_workers}, and {given[options.ENGINE]} has started {self.engine.num_workers}")
             required = options.contributions_of(given, self.policy.name, num_workers=self.num_workers)
             # Contributions that a step needs while the policy is sync.
             self.num_required = required or self.num_workers

@@ -85,6 +85,9 @@ def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.Monk
     assert "--engine: got 'slrm', want one of slurm, ray, skypilot, torchrun, mpi; did you mean 'slurm'?" in refusal("--engine", "slrm")
     wrong = refusal("--engine", "slurm", nodes="other")
     assert wrong == "lockstep up: --engine slurm: scontrol show hostnames other failed: scontrol: error: show hostnames other\n"
+    for name, text in {"RANK": "0", "SIZE": "2", "LOCAL_SIZE": "2"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", text)
+    assert "--workers: got 3, and mpi has started 2" in refusal("--engine", "mpi", "--workers", "3")
     monkeypatch.delenv("SLURM_JOB_ID")
     assert "--engine slurm: this is no job of Slurm; ask for one: sbatch, salloc or srun" in refusal("--engine", "slurm")
 
