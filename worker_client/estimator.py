@@ -153,24 +153,8 @@ except ImportError as error:
     raise ImportError("DNNClassifier needs scikit-learn 1.6 or newer: pip install 'lockstep-ps[estimator]'") from error
 
 
-class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A feed-forward network that ends in a softmax over the classes, trained by the cross-entropy of batches.
-
-    `hidden_units`: units of each hidden layer (none at all: logistic regression). `activation`: "relu", "tanh", "logistic" or "identity".
-    `optimizer`: a name ("adam", "sgd", …), which trains with `learning_rate`, or what `lockstep.adam(…)` and the like return,
-    which has its own rate; both keep the cluster's policy. Or a `SyncReplicasOptimizer` or another optimizer of that package, which also
-    sets the policy. `batch_size` in examples; `max_iter`: passes over the examples. `random_state`: seed of the first weights and the
-    order. `warm_start`: `fit` begins with the variables that the last training ended with.
-
-    `target` is the address of a running cluster's chief; None: a cluster of one worker inside this process, which gives the same weights
-    every time for the same data and an int as `random_state`. In a cluster, each worker calls `fit` with its own examples and with the same
-    parameters and labels; the first worker to finish its passes ends the training, and every worker gets the same final network. One `fit`
-    is one training of a cluster. `timeout_s`: how long `fit` waits for a cluster that does not answer.
-
-    After `fit`: `classes_`, `n_features_in_` (and `feature_names_in_`), `variables_` (weights and biases by name), `loss_curve_` (mean loss
-    of each of this worker's passes), `n_iter_` (passes that were begun), `global_step_` (steps of the cluster). With `warm_start` and
-    `partial_fit`, the last three count all trainings so far.
-    """
+class _Estimator(BaseEstimator):  # type: ignore[misc]
+    """The parameters of both, which scikit-learn reads from the signature."""
 
     def __init__(
         self,
@@ -196,6 +180,26 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.warm_start = warm_start
         self.target = target
         self.timeout_s = timeout_s
+
+
+class DNNClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
+    """A feed-forward network that ends in a softmax over the classes, trained by the cross-entropy of batches.
+
+    `hidden_units`: units of each hidden layer (none at all: logistic regression). `activation`: "relu", "tanh", "logistic" or "identity".
+    `optimizer`: a name ("adam", "sgd", …), which trains with `learning_rate`, or what `lockstep.adam(…)` and the like return,
+    which has its own rate; both keep the cluster's policy. Or a `SyncReplicasOptimizer` or another optimizer of that package, which also
+    sets the policy. `batch_size` in examples; `max_iter`: passes over the examples. `random_state`: seed of the first weights and the
+    order. `warm_start`: `fit` begins with the variables that the last training ended with.
+
+    `target` is the address of a running cluster's chief; None: a cluster of one worker inside this process, which gives the same weights
+    every time for the same data and an int as `random_state`. In a cluster, each worker calls `fit` with its own examples and with the same
+    parameters and labels; the first worker to finish its passes ends the training, and every worker gets the same final network. One `fit`
+    is one training of a cluster. `timeout_s`: how long `fit` waits for a cluster that does not answer.
+
+    After `fit`: `classes_`, `n_features_in_` (and `feature_names_in_`), `variables_` (weights and biases by name), `loss_curve_` (mean loss
+    of each of this worker's passes), `n_iter_` (passes that were begun), `global_step_` (steps of the cluster). With `warm_start` and
+    `partial_fit`, the last three count all trainings so far.
+    """
 
     def fit(
         self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook] = (), classes: npt.ArrayLike | None = None
@@ -264,37 +268,12 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return features, *_encode(column_or_1d(given, warn=True), classes)
 
 
-class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class DNNRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """A feed-forward network that predicts numbers, one for each example or several, trained by the squared error of batches.
 
     Parameters, a cluster as the `target` and the attributes after `fit` are those of `DNNClassifier`, without classes. Targets are not
     scaled: scale them yourself if they are far from 1.
     """
-
-    def __init__(
-        self,
-        hidden_units: Sequence[int] = (64,),
-        *,
-        activation: str = "relu",
-        optimizer: str | OptimizerSpec | Optimizer | SyncReplicasOptimizer = "adam",
-        learning_rate: float = 0.001,
-        batch_size: int = 32,
-        max_iter: int = 100,
-        random_state: Any = None,
-        warm_start: bool = False,
-        target: str | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self.hidden_units = hidden_units
-        self.activation = activation
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.target = target
-        self.timeout_s = timeout_s
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook] = ()) -> Self:
         """Trains on `X`, (examples, features) of finite numbers, and `y`, a number for each or (examples, outputs); returns this estimator.

@@ -51,12 +51,6 @@ class EventLog:
             self._entries.clear()
             self._entries.extend(replace(one, number=first + number) for number, one in enumerate(entries, 1))
 
-    @property
-    def num_added(self) -> int:
-        """How many entries there have been."""
-        with self._lock:
-            return self._num_added
-
     def since(self, number: int) -> list[Entry]:
         """Returns the entries after the one with this number, oldest first."""
         with self._lock:

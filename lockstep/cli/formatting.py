@@ -39,11 +39,6 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def printable_lines(lines: list[str]) -> str:
-    """Returns the lines without characters that could move a terminal's cursor."""
-    return "\n".join(printable(line) for line in lines)
-
-
 def plain(value: object) -> object:
     """Returns a value for JSON: a dataclass or a named tuple as a dict of its fields, enums in lower case."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -62,7 +62,6 @@ class _Module:
         self._pairs = pairs
         self._imports: dict[str, set[str]] = {"typing": {"Any"}, "ps_protocol.wire": {"fields", "special"}}
         self._constants: dict[str, str] = {}
-        self._enums: dict[tuple[type, str], str] = {}
 
     def text(self) -> str:
         functions = [line for pair in self._pairs for line in (*self._writer(pair), "", "", *self._reader(pair), "", "")]

@@ -101,9 +101,8 @@ class IdleStreams:
     A stream that is cut ends as CANCELLED.
     """
 
-    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_sharing: int = MAX_SHARING, max_open: int = MAX_OPEN) -> None:
+    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_open: int = MAX_OPEN) -> None:
         self._limit_s = limit_s
-        self._max_sharing = max_sharing
         self._max_open = max_open
         self._is_ending = False
         self._streams: set[Stream] = set()
@@ -135,8 +134,8 @@ class IdleStreams:
         stream = Stream(call, name)
         stream.is_resting = True
         with self._lock:
-            if len(self._sharing) >= self._max_sharing or self._is_ending:
-                raise LimitExceeded(f"{name}: {self._max_sharing} workers at most share memory with one server; do without")
+            if len(self._sharing) >= MAX_SHARING or self._is_ending:
+                raise LimitExceeded(f"{name}: {MAX_SHARING} workers at most share memory with one server; do without")
             self._sharing.add(stream)
             self._add(stream)
         return stream
