@@ -36,8 +36,8 @@ def are_guests(roles: AbstractSet[CallerRole]) -> bool:
 class GuestCalls:
     """Counts the calls under way of each such role. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._limit = MAX_GUEST_CALLS
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = MAX_GUEST_CALLS if limit is None else limit
         self._lock = threading.Lock()
         self._num: Counter[CallerRole] = Counter()
 
@@ -155,7 +155,7 @@ class Admission:
     """Refuses calls without a token or certificate of a role that may make them. Thread-safe, never waits.
 
     `strangers` is told whose calls are let in, and whose are not. `tokens` None: tokens are not asked for. `checks_certificates`: the port
-    asks callers for certificates; then these count too, and a caller needs both.
+    asks callers for certificates; then these count too, and a caller needs both. `max_guest_calls`: see GuestCalls.
     """
 
     def __init__(
@@ -165,10 +165,11 @@ class Admission:
         tokens: TokenTable | None = None,
         checks_certificates: bool = False,
         strangers: StrangerGuard | None = None,
+        max_guest_calls: int | None = None,
     ) -> None:
         self._cluster, self._tokens, self._checks_certificates, self._strangers = cluster, tokens, checks_certificates, strangers
         self._long_lived = LongLivedCalls(tokens) if tokens is not None else None
-        self._guests = GuestCalls()
+        self._guests = GuestCalls(max_guest_calls)
         self._refusals: dict[str, Callable[[grpc.ServicerContext], None]] = {}
         self._warning, self._num_refused = SeldomWarning(log), 0
 
@@ -244,12 +245,17 @@ class Admission:
         raise refusals[0]
 
 
-def admission_at(address: str, security: Security, *, cluster: str, strangers: StrangerGuard) -> Admission:
+def admission_at(address: str, security: Security, *, cluster: str, strangers: StrangerGuard, max_guest_calls: int | None) -> Admission:
     """Returns the admission of a server at `address`; on a Unix socket it asks for tokens only. Raises InvalidSpec.
 
     `strangers` is told of calls on a port that strangers can reach.
     """
     tokens = TokenTable(security.token_file) if security.token_file is not None else None
-    if address.startswith("unix:"):
-        return Admission(cluster=cluster, tokens=tokens)
-    return Admission(cluster=cluster, tokens=tokens, checks_certificates=security.verify_clients, strangers=strangers)
+    is_unix = address.startswith("unix:")
+    return Admission(
+        cluster=cluster,
+        tokens=tokens,
+        checks_certificates=security.verify_clients and not is_unix,
+        strangers=None if is_unix else strangers,
+        max_guest_calls=max_guest_calls,
+    )

@@ -46,13 +46,14 @@ class Trial(Protocol):
 class RpcServer:
     """One server. `listen`, `start`, `stop` and `close` are called once each.
 
-    `address`: where it will listen. `name`: for texts. `threads`: for calls that may wait.
+    `address`: where it will listen. `name`: for texts. `threads`: for calls that may wait. `max_guest_calls`: of each role that takes no
+    part in training; None: so few that they keep no worker waiting.
     """
 
-    def __init__(self, security: Security, *, cluster: str, address: str, name: str) -> None:
+    def __init__(self, security: Security, *, cluster: str, address: str, name: str, max_guest_calls: int | None = None) -> None:
         self._security, self._address, self._name = security, address, name
         self._strangers = StrangerGuard()
-        self._admission = admission_at(address, security, cluster=cluster, strangers=self._strangers)
+        self._admission = admission_at(address, security, cluster=cluster, strangers=self._strangers, max_guest_calls=max_guest_calls)
         self._health = Health()
         self.threads = CallThreads(server_name=name)
         self._server = grpc.server(SAME_THREAD, options=server_options())

@@ -28,9 +28,9 @@ def follow(
 ) -> Follower:
     """Follows the variables of a cluster step by step, and returns the follower; use it as a context manager.
 
-    `chief`: the address of its chief, or the place where `lockstep store` keeps its weights, which is read without any cluster: a directory
-    (a path with a "/") or a URL such as "s3://bucket/x". A place is looked at each `interval_s`, may be empty still, and has one encoding,
-    so that `wire` can be left out; the arguments about a cluster do nothing for it.
+    `chief`: the address of its chief or of a relay, or the place where `lockstep store` keeps its weights, which is read without any
+    cluster: a directory (a path with a "/") or a URL such as "s3://bucket/x". A place is looked at each `interval_s`, may be empty still,
+    and has one encoding, so that `wire` can be left out; the arguments about a cluster do nothing for it.
 
     `wire`: how float32 variables travel and are kept: "float32", "bfloat16", "float16"; None: LOCKSTEP_WIRE, else as they are. A step is
     sent as the words of 16 bits that it has changed, where that is shorter than all of them. `names`: the variables to follow (None: all

@@ -35,24 +35,26 @@ from ps_protocol.roles.chief import (
     RegisterRequest,
     Registration,
 )
-from ps_protocol.roles.fence import NOBODY, Era
+from ps_protocol.roles.fence import Era
 from ps_protocol.roles.identity import Identity, Role
 from ps_protocol.roles.request import RPCS
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.rpc.chief import SERVICE
-from ps_protocol.rpc.door import by_thread, plain
+from ps_protocol.rpc.door import MAX_THREADS, by_thread, plain
 from ps_protocol.rpc.server import RpcServer
 from ps_protocol.rpc.server_stream import Call
 from ps_protocol.security.options import OPEN, Security
 from ps_protocol.weights.copy import WeightCopy
 from ps_protocol.weights.versions import WeightVersions
 from worker_client.cluster.chief import ChiefLink
-from worker_client.following.follower import FRESH_S, Follower
+from worker_client.following.follower import Follower
 from worker_client.following.sources import ClusterSource, Followed, Version
 
 # The end of training comes with a heartbeat; there are three of them in a lease.
 _LEASE_S = 3.0
+# Two polls of its own. Readers count on from there: what they have is fresh for 5 s more.
+_SILENT_S = 3.0
 _LOOK_S = 0.5
 _GRACE_S = 1.0
 
@@ -75,7 +77,9 @@ class Relay:
         tables: bool = False,
         security: Security = OPEN,
     ) -> None:
-        self._cluster, self._encoding, self._num_shards = link.transport.cluster, encoding, len(registration.shard_addresses)
+        self._cluster, self._encoding = link.transport.cluster, encoding
+        # Until there is a step.
+        self._first_era, self._num_shards = registration.participant.era, len(registration.shard_addresses)
         self._changed = threading.Condition()
         # Under the condition: what there is, by the hash of its layout, and readers with when they were heard.
         self._followed: Followed | None = None
@@ -83,8 +87,8 @@ class Relay:
         self._version: Version | None = None
         self._readers: dict[int, float] = {}
         self._end, self._failure, self._is_closed = End.NOT_YET, "", False
+        self._server = RpcServer(security, cluster=self._cluster, address=address, name="the relay", max_guest_calls=MAX_THREADS)
         self._follower = Follower(ClusterSource(link, registration), encoding=encoding, tables=tables)
-        self._server = RpcServer(security, cluster=self._cluster, address=address, name="the relay")
         answers: dict[type, Callable[[Any, Call], object]] = {
             RegisterRequest: self._register,
             HeartbeatRequest: self._beat,
@@ -137,7 +141,7 @@ class Relay:
 
     def _take(self, followed: Followed, version: Version, newest_step: int, copies: Sequence[WeightCopy]) -> bool:
         with self._changed:
-            if self._era != followed.era:
+            if self._followed is None or self._followed.era != followed.era:
                 self._versions = {copy.selection.layout.hash: _versions_of(copy) for copy in copies}
             self._followed, self._version = followed, version
             for copy in copies:
@@ -153,13 +157,14 @@ class Relay:
 
     @property
     def _era(self) -> Era:
-        return NOBODY.era if self._followed is None else self._followed.era
+        return self._first_era if self._followed is None else self._followed.era
 
     def _register(self, request: RegisterRequest, call: Call) -> Registration:
         if request.kind is not ParticipantKind.OBSERVER:
             raise WrongRole(f"this is a relay of the weights of cluster {self._cluster!r}, for lockstep.follow(); workers join its chief")
-        former = request.former
+        former, now = request.former, time.monotonic()
         with self._changed:
+            self._readers = {reader: heard_at for reader, heard_at in self._readers.items() if heard_at + _LEASE_S > now}
             if former is not None:
                 self._check_era(former.era, is_new=True)
             participant = Participant(
@@ -168,7 +173,7 @@ class Relay:
                 index=len(self._readers) if former is None else former.index,
                 incarnation=max(1, request.request_id) if former is None else former.incarnation,
             )
-            self._readers[participant.incarnation] = time.monotonic()
+            self._readers[participant.incarnation] = now
             return Registration(
                 participant=participant,
                 lease_s=_LEASE_S,
@@ -210,15 +215,15 @@ class Relay:
         with self._changed:
             if self._followed is None:
                 raise Unavailable(f"this relay has no weights yet: {reason}")
-            has_skipped = self._step(request) < least
-            if has_skipped and silent_s > FRESH_S and not self._end:
+            is_early = self._step(request) < least
+            if is_early and silent_s > _SILENT_S and not self._end:
                 # Else readers would take what they have for fresh.
                 raise Unavailable(f"this relay has heard nothing for {silent_s:.0f} s: {reason}")
-            self._changed.wait_for(lambda: self._step(request) >= least or self._end, min(request.max_wait_s, MAX_WAIT_SLICE_S))
+            self._changed.wait_for(lambda: self._step(request) >= least, min(request.max_wait_s, MAX_WAIT_SLICE_S))
             if (step := self._step(request)) < least:
                 raise StepNotReady(f"the relay has no step {least} yet; it has {step}", facts={"step": str(max(0, step))})
             # Of the steps that come, a relay has some: the next of them will do.
-            wanted = replace(request, step=None) if has_skipped else request
+            wanted = replace(request, step=None) if is_early else request
             return self._versions[request.layout_hash].answer(wanted, newest_step=max(newest_step, step), now=time.monotonic())
 
     def _step(self, request: FetchRequest) -> int:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError, StepGone, StepNotReady, Unavailable, WrongRole
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError, StepGone, StepNotReady, Unauthenticated, Unavailable, WrongRole
 from ps_protocol.roles.chief import ParticipantKind
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.weights import FetchReply, FetchRequest
+from ps_protocol.rpc import admission
 from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.security.options import Security
 from tests.contract.session.test_following import VALUES, Trained, bfloat16, join
 from tests.support.chief.rolling import RollingCluster
 from tests.support.cluster.here import ObjectCluster
@@ -37,7 +39,7 @@ class Relays:
         self.errors: list[PsError] = []
         self.threads: list[threading.Thread] = []
 
-    def of(self, source: Any, *, name: str = "relay", wire: str = "bfloat16", tables: bool = False) -> Relay:
+    def of(self, source: Any, *, name: str = "relay", wire: str = "bfloat16", **more: Any) -> Relay:
         """Begins to relay a cluster in this process, or what is at an address."""
         if isinstance(source, str):
             entered = enter_as_observer(source, cluster=None, timeout_s=20, wire=None, security=None)
@@ -46,7 +48,7 @@ class Relays:
             entered = link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False)
         else:
             entered = enter_locally(source)
-        relay = Relay(*entered, encoding=encoding_of(wire), address=f"unix:{self._directory}/{name}", tables=tables)
+        relay = Relay(*entered, encoding=encoding_of(wire), address=f"unix:{self._directory}/{name}", **more)
         thread = threading.Thread(target=self._run, args=(relay,))
         self.threads.append(thread)
         thread.start()
@@ -166,6 +168,38 @@ def test_where_each_worker_makes_steps_of_its_own_a_reader_has_the_newest_of_eac
     trained.check(dict(weights.arrays))
 
 
+@pytest.mark.shows("F40")
+def test_words_that_are_damaged_at_a_relay_are_never_shown(trained: Trained, relays: Relays) -> None:
+    relay = relays.of(trained.cluster)
+    known = relays.reader(relay)
+    known.wait(step=trained.step(), timeout_s=20)
+    for versions in relay._versions.values():
+        assert versions._newest is not None
+        versions._newest.words[::100] ^= np.uint16(3)
+    newcomer = relays.reader(relay)
+    with pytest.raises(DeadlineExceeded, match="a slice differs from its digest, also fetched whole"):
+        newcomer.wait(timeout_s=2)
+    newest = trained.step()
+    for weights in (known, newcomer):
+        assert weights.wait(step=newest, timeout_s=20) == newest
+        trained.check(dict(weights.arrays))
+
+
+def test_more_readers_wait_at_a_relay_than_guests_may_at_a_server(
+    trained: Trained, relays: Relays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_GUEST_CALLS", 1)
+    (tmp_path / "tokens").write_text("observer a-token-of-observers\n")
+    (tmp_path / "tokens").chmod(0o600)
+    relay = relays.of(trained.cluster, security=Security(token_file=tmp_path / "tokens"))
+    readers = [relays.reader(relay, security=Security(token="a-token-of-observers")) for _ in range(4)]
+    for _ in range(3):
+        newest = trained.step()
+        assert [weights.wait(step=newest, timeout_s=20) for weights in readers] == [newest] * 4
+    with pytest.raises(Unauthenticated):
+        relays.reader(relay)
+
+
 @pytest.mark.shows("F39")
 def test_a_relay_that_is_started_again_goes_on_with_its_readers(trained: Trained, relays: Relays) -> None:
     first = relays.of(trained.cluster)
@@ -195,7 +229,7 @@ def test_weights_never_go_back_silently(how: Callable[[RollingCluster], None], r
         weights.wait(step=2, timeout_s=20)
         before = weights.version
         how(cluster)
-        wait_until(lambda: weights.wait(timeout_s=20) == 0, what="the step of the checkpoint")
+        wait_until(lambda: weights.wait(timeout_s=20) == 0, what="the step of the checkpoint", timeout_s=30)
         assert before is not None and weights.version is not None
         assert weights.version > before
         np.testing.assert_array_equal(weights.arrays["b"], bfloat16(VALUES["b"]))
@@ -240,7 +274,7 @@ def test_a_relay_that_is_behind_its_reader_has_it_wait(trained: Trained, asked: 
 def test_a_relay_that_hears_nothing_does_not_have_its_readers_take_what_they_have_for_fresh(
     relays: Relays, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("worker_client.following.relay.FRESH_S", 0.5)
+    monkeypatch.setattr("worker_client.following.relay._SILENT_S", 0.5)
     cluster = RollingCluster(join)
     with cluster.session():
         weights = relays.reader(relays.of(cluster))
