@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.errors import NotInitialized, PsError, StepNotReady
+from ps_protocol.errors import DeadlineExceeded, NotInitialized, PsError, ShuttingDown, StepNotReady, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
@@ -18,6 +18,9 @@ from worker_client.cluster.chief import ChiefLink
 from worker_client.core.sides import run
 from worker_client.model.memory import arranged
 from worker_client.session.membership import Membership
+
+# Who makes no step hears of the end of training by a heartbeat. A chief that is asked to end waits 1.5 s for those who have not heard.
+_BEAT_S = 1.0
 
 
 class Version(NamedTuple):
@@ -89,7 +92,7 @@ class ClusterSource:
     """Implements Source: a cluster that is being trained, as an observer has it."""
 
     def __init__(self, link: ChiefLink, registration: Registration) -> None:
-        self._member = Membership(link, registration, what="the follower", renewal="follow()")
+        self._member = Membership(link, registration, what="the follower", renewal="follow()", max_beat_s=_BEAT_S)
         # What was opened, and the place in which that was.
         self._opened: Followed | None = None
         self._known = registration
@@ -145,6 +148,10 @@ class ClusterSource:
                 return shard.call(requests[index], timeout_s=timeout_s)
             except StepNotReady:
                 return None
+            except (Unavailable, ShuttingDown) as error:
+                if self._member.is_finished:  # the servers end, too: no need to wait for them
+                    raise DeadlineExceeded(error.message, facts=error.facts) from None
+                raise
 
         found = self._member.shards().each("fetch the weights", ask)
         return {index: reply for index, reply in enumerate(found) if reply is not None}

@@ -1,6 +1,7 @@
 """A participant's place in its cluster, from registration to leaving, over changes of chief and epoch. Knows the chief; no model."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -46,10 +47,10 @@ class Heartbeat:
     `beat` renews it once. `name`: of the participant.
     """
 
-    def __init__(self, beat: Callable[[], object], *, name: str, lease_s: float) -> None:
+    def __init__(self, beat: Callable[[], object], *, name: str, interval_s: float) -> None:
         self._beat = beat
         self._name = name
-        self._interval_s = lease_s / BEATS_PER_LEASE
+        self._interval_s = interval_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lockstep-heartbeat-{name}", daemon=True)
 
@@ -135,10 +136,10 @@ def _deregister(chief: Chief, participant: Participant, failure: str) -> None:
 class Membership:
     """Keeps the lease until it is left, and the place when chief or epoch change; implements ChiefSide over gRPC and in this process.
 
-    `what` names the holder in errors, `renewal` how to get another.
+    `what` names the holder in errors, `renewal` how to get another. `max_beat_s`: from one heartbeat to the next, at most.
     """
 
-    def __init__(self, link: ChiefLink, registration: Registration, *, what: str, renewal: str) -> None:
+    def __init__(self, link: ChiefLink, registration: Registration, *, what: str, renewal: str, max_beat_s: float = math.inf) -> None:
         self.link = link
         self.place = Place(registration, self)
         self._turn = threading.Lock()  # held while a thread takes the place again
@@ -152,7 +153,8 @@ class Membership:
         self._lease: tuple[LeaseRangesRequest, Job] | None = None  # that is asked for in the lane
         self._heartbeat: Heartbeat | None = None
         if not link.transport.is_in_process:
-            self._heartbeat = Heartbeat(self._beat, name=self.participant.name, lease_s=registration.lease_s)
+            interval_s = min(registration.lease_s / BEATS_PER_LEASE, max_beat_s)
+            self._heartbeat = Heartbeat(self._beat, name=self.participant.name, interval_s=interval_s)
             self._heartbeat.start()
 
     @property

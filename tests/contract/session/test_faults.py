@@ -238,7 +238,7 @@ class FakeChief:
 
 def beating(chief: Any, kind: ParticipantKind = ParticipantKind.WORKER) -> Heartbeat:
     participant = Participant(era=era(1), kind=kind, index=3, incarnation=1)
-    heartbeat = Heartbeat(lambda: chief.call(HeartbeatRequest(participant=participant)), name=participant.name, lease_s=0.03)
+    heartbeat = Heartbeat(lambda: chief.call(HeartbeatRequest(participant=participant)), name=participant.name, interval_s=0.01)
     heartbeat.start()
     return heartbeat
 

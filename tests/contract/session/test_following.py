@@ -262,6 +262,19 @@ def test_a_server_that_is_away_for_a_while_costs_time_only(error: type[PsError])
         assert weights.wait(step=1, timeout_s=20) == 1
 
 
+def test_the_end_is_told_though_the_servers_end_with_it() -> None:
+    cluster = RollingCluster(join)
+    with closing(follower_of(cluster)) as weights:
+        with cluster.session() as session:
+            session.step({name: np.ones_like(value) for name, value in VALUES.items()}, timeout_s=20)
+            weights.wait(step=1, timeout_s=20)
+            session.finish("done")
+            for shard in cluster.shards:
+                shard.refuse("FetchRequest", *[Unavailable("gone")] * 1_000)
+            wait_until(lambda: weights.is_over, what="the follower hears of the end")
+        assert weights.wait() == 1
+
+
 def test_steps_that_pass_faster_than_servers_can_be_asked_are_aimed_for() -> None:
     cluster = RollingCluster(join)
     with cluster.session() as session, closing(follower_of(cluster)) as weights:
