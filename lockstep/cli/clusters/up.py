@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.launcher.cluster import LaunchedCluster, kept_directories
+from lockstep.launcher.engines.engine import what_is_left_out
 from lockstep.launcher.failures import ClusterWatch, TooFewWorkers
 from lockstep.launcher.spec import ClusterSpec, flags_of
 from lockstep.launcher.supervisor import (
@@ -93,6 +94,8 @@ def run_cluster(
                     with Supervisor(log_directory=logs, show_line=output.line) as supervisor:
                         cluster = LaunchedCluster(spec, supervisor=supervisor, note=output.note)
                         output.note(f"logs: {logs}")
+                        if spec.engine is None and not spec.hosts and (words := what_is_left_out(os.environ)):
+                            output.note(words)
                         cluster.start_roles(environment=environment or {})
                         output.note(_ready(cluster))
                         with cluster.listed(title):

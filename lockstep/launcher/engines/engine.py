@@ -10,6 +10,13 @@ from ps_protocol.model.misspelling import known_names
 
 # Each is a module of this package with a function `engine`.
 ENGINES = ("slurm", "ray", "skypilot", "torchrun", "mpi")
+# Variables that say in how many parts a job is, and what makes one cluster of them.
+_PARTS = {
+    "SLURM_JOB_NUM_NODES": "--engine slurm has one on all nodes of the job",
+    "SLURM_STEP_NUM_TASKS": "--engine slurm has one for all tasks of srun",
+    "SKYPILOT_NUM_NODES": "--engine skypilot has one on all nodes of the task",
+    "OMPI_COMM_WORLD_SIZE": "ranks of mpirun are one if it starts their program without lockstep up",
+}
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +36,12 @@ class Engine:
     run_again: Callable[[], object] = lambda: None
     again_words: str = "start it again to continue from its newest checkpoint"
     held: object = None
+
+
+def what_is_left_out(environment: Mapping[str, str]) -> str:
+    """Returns words for a cluster of this machine alone in a job that has more; empty: this is none."""
+    words = next((words for name, words in _PARTS.items() if environment.get(name, "1") != "1"), "")
+    return words and f"this cluster is on this machine alone; {words}"
 
 
 def engine_of(name: str, environment: Mapping[str, str]) -> Engine:

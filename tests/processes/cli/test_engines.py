@@ -75,6 +75,11 @@ def test_all_tasks_of_one_srun_but_the_first_leave_the_work_to_it(job: Path) -> 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+def test_a_cluster_on_one_machine_of_a_job_says_how_to_use_the_others(job: Path) -> None:
+    code, out = run_up("--max-steps", "2", worker=TRAIN, run_dir=job / "run", SLURM_JOB_NUM_NODES="3")
+    assert code == 0 and "[lockstep] this cluster is on this machine alone; --engine slurm has one on all nodes of the job" in out, out
+
+
 def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusal(*flags: str, nodes: str = "node[1-2]") -> str:
         ended = lockstep("up", *flags, "--", "python", "train.py", SLURM_JOB_NODELIST=nodes)
