@@ -751,7 +751,6 @@ ENABLE_FAILPOINTS = Option(
     default=False,
     words="for tests: do what LOCKSTEP_FAILPOINTS says",
     programs=_ROLES,
-    variable_name="",
 )
 TENSORBOARD: Option[Path | None] = Option(
     name="tensorboard",
