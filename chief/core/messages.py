@@ -200,7 +200,7 @@ Answer = (
 class AdoptShards:
     """Put all shards under this chief, and report ShardAdopted for each, with its report; RecordFound before the last one.
 
-    It fails if a shard refuses; then nothing else is reported.
+    It fails if a shard refuses, once all others obey; then nothing else is reported.
     """
 
     fence: Fence
@@ -225,12 +225,11 @@ class KeepRecord:
 class FindCheckpoint:
     """Look for the newest whole checkpoint but for those `excluded` (or the one of this name `only`). Its result: a `Found`.
 
-    `fence`: put all shards under the chief with it first, so that no earlier one makes a newer checkpoint whole meanwhile and tells of it.
+    All shards obey this chief by then, so that no earlier one makes a newer checkpoint whole meanwhile and tells of it.
     """
 
     excluded: tuple[str, ...] = ()
     only: str = ""
-    fence: Fence | None = None
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """How a chief begins, takes over from another, and brings shards back to a checkpoint. Knows no clock or wire.
 
-A chief looks at all shards first. If all are empty, the newest whole checkpoint is restored, or training begins. If all hold the model of
-one epoch, training continues there. In any other case, and when a shard is restarted later, all go back to a checkpoint under a new epoch.
+A chief looks at all shards first, for its number, and adopts them. Then it decides: if all are empty, the newest whole checkpoint is
+restored, or training begins. If all are at one step, training continues there. In any other case, and when a shard is restarted later,
+all go back to a checkpoint under a new epoch.
 The result is a `Start`, from which a new `Training` is made.
 """
 
@@ -32,7 +33,6 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, NO_STEP_ATTACHMENTS, PushId
-from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardStatus, WorkerPushes
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # Storage that cannot be read is tried again after the first of these, then less and less often.
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0
+_ANOTHER = "another chief was here before"
 # A checkpoint skipped for these reasons is no loss: it was never whole, or is not of this cluster.
 _HARMLESS = ("incomplete", "it is of cluster")
 
@@ -112,7 +113,6 @@ class Search:
     why: str = ""
     is_start: bool = True
     has_lost: bool = False
-    has_looked: bool = False  # at what shards hold
     has_tried: bool = False  # to restore one
     is_again: bool = False  # this chief had begun before, with nothing
     num_failures: int = 0  # of storage, one after the other
@@ -158,7 +158,7 @@ def nothing_found(search: Search, *, restore: str, step: int, failure: str = "")
 
 @light_dataclass(slots=True, kw_only=True)
 class _Begun:
-    """Empty shards are put under this chief, as they are `told`; then a worker brings the model."""
+    """Shards that hold nothing are put under another epoch, as they are `told`; then a worker brings the model."""
 
     told: AdoptShards
 
@@ -182,13 +182,14 @@ class _Restoring:
 
 @light_dataclass(slots=True, kw_only=True)
 class _TakingOver:
-    """The stage after finding a model that an earlier chief has trained: shards are `told` to report; their reports, and what follows.
+    """The stage in which a chief takes over what there is: shards are `told` to report; their reports, and what follows.
 
-    `found`: training can continue, perhaps once an interrupted step is repeated; `pushes` have been applied, and `chosen` are promised.
+    `step_seen`: the highest that a shard was at when they were looked at; None: none had a model. `found`: training can continue, perhaps
+    once an interrupted step is repeated; `pushes` have been applied, and `chosen` are promised.
     """
 
     told: AdoptShards
-    search: Search | None = None
+    step_seen: int | None
     adoptions: dict[int, Adoption | None] = field(default_factory=dict)
     record: ChiefRecord | None = None
     found: Resumption | None = None
@@ -216,10 +217,6 @@ class Recovery:
         self._num_rollbacks, self._last_rollback = 0, ""
         # The step that training had reached before the latest rollback.
         self.reached = 0
-        # The highest step that a shard of the earlier chief was at.
-        self._step_found = 0
-        # Which process each shard was when it was empty.
-        self._empty: dict[int, int] = {}
 
     @property
     def plan(self) -> str:
@@ -259,25 +256,15 @@ class Recovery:
             return
         statuses = event.statuses
         epochs = {status.fence.epoch for status in statuses}
-        held = [status.step is not None for status in statuses]
         chief_incarnation = 1 + max((status.fence.chief_incarnation for status in statuses), default=0)
-        self._step_found = max((status.step for status in statuses if status.step is not None), default=0)
+        step = max((status.step for status in statuses if status.step is not None), default=None)
         self._servers.looked_at([status.process_incarnation for status in statuses])
-        self._empty = {index: status.process_incarnation for index, status in enumerate(statuses) if status.step is None}
         self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(statuses))
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
         self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
-        if all(held) and len(epochs) == 1:
-            self._take_over("another chief was here before")
-            return
-        lost = [name for name, holds in zip(self._servers.names, held, strict=True) if not holds]
-        why = f"{listed(lost)} lost the variables while there was no chief" if lost else "the parameter servers are of several epochs"
-        if self._config.checkpoints is not None:
-            self._seek(Search(why=why if any(held) else "the cluster starts", is_start=True, has_lost=any(held)))
-        elif any(held):
-            self._take_over(why)
-        else:
-            self._begin_anew()
+        if step is not None:
+            self.why, self._plan = _ANOTHER, "the parameter servers are asked where they are"
+        self._stage = _TakingOver(told=self._adopt(), step_seen=step)
 
     def record_found(self, event: RecordFound, now: float) -> None:
         """The state that the earlier chief has left."""
@@ -285,7 +272,8 @@ class Recovery:
             self._stage.record = event.record
 
     def adopted(self, event: ShardAdopted, now: float) -> None:
-        """A shard obeys this chief; once all do, training continues where they are."""
+        """A shard obeys this chief; once all do, it is decided how training continues."""
+        is_other = self._servers[event.shard].process_incarnation not in (0, event.process_incarnation)
         self._servers.adopted(event.shard, process_incarnation=event.process_incarnation)
         stage = self._stage
         if not self._ending.is_over and isinstance(stage, _TakingOver):
@@ -295,13 +283,19 @@ class Recovery:
                 return
         elif not self._ending.is_over and isinstance(stage, _Begun) and has_applied([event.adoption]):
             self._lose_what_another_had()
-        elif not self._ending.is_over and isinstance(stage, _Begun) and self._is_another(event):
+        elif not self._ending.is_over and isinstance(stage, _Begun) and is_other and self._config.checkpoints is not None:
+            # Then there may be new checkpoints.
             self._begin_again(f"{self._servers[event.shard].name} was restarted before anything was trained")
         elif not self._ending.is_over and isinstance(stage, _Begun) and self._servers.are_adopted:
-            # Only now: one that is lost before has left no trace at the shards, and the next one has its number.
-            self._meet_predecessors()
-            self._stage = None
-            self._out.afterwards(self._cluster.proceed)
+            self._await_model()
+        self._cluster.models.answer_waiting()
+
+    def _await_model(self) -> None:
+        """All shards obey this chief and hold nothing: a worker brings the model."""
+        # Only now: a chief that is lost before has left no trace at the shards, and the next one has its number.
+        self._meet_predecessors()
+        self._stage = None
+        self._out.afterwards(self._cluster.proceed)
         self._cluster.models.answer_waiting()
 
     def _lose_what_another_had(self) -> None:
@@ -313,12 +307,6 @@ class Recovery:
             self._leave_epoch()
             self._branch = Branch()  # the other chief's checkpoints are the only training
             self._seek(Search(why=why, is_start=False, has_lost=True))
-
-    def _is_another(self, event: ShardAdopted) -> bool:
-        """Whether another process was adopted than the empty one seen before; then there may be new checkpoints."""
-        was = self._empty.get(event.shard)
-        self._empty[event.shard] = event.process_incarnation
-        return self._config.checkpoints is not None and was != event.process_incarnation
 
     def _begin_again(self, why: str) -> None:
         """A shard that was empty is another process now. A chief that this one knows nothing of may have trained on the former meanwhile.
@@ -333,9 +321,10 @@ class Recovery:
         self._servers.release_all()
         # This chief has trained nothing: checkpoints that it finds now are another chief's. The epochs of another life may be lower.
         self._branch = Branch()
-        self._seek(Search(why=why, is_start=True, has_looked=True, is_again=True))
+        self._seek(Search(why=why, is_again=True))
 
     def _begin_anew(self, *, is_again: bool = False, highest_epoch: int = 0) -> None:
+        before = self._members.fence
         if is_again or not self._servers.have_witness:
             self._change_life()
         if is_again or highest_epoch or self._members.chief_incarnation > 1:
@@ -345,11 +334,14 @@ class Recovery:
         self._model.restart()
         self._cluster.attachments.restart(NO_STEP_ATTACHMENTS)
         self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
-        self._servers.release_all()
         self.why = self._plan = ""
         # Not from the epoch of this chief on: after the loss of all servers, another one may have begun again in epoch 1.
         self._branch = Branch(epoch=highest_epoch + 1)
-        self._stage = _Begun(told=self._adopt())
+        if self._members.fence == before and self._servers.are_adopted:
+            self._await_model()
+        else:
+            self._servers.release_all()
+            self._stage = _Begun(told=self._adopt())
 
     # -- going back
 
@@ -364,7 +356,6 @@ class Recovery:
             self._servers.doubt()
             self._restore(stage.search, stage.checkpoint, stage.told.manifest_sha256)
         elif self._has_begun:
-            self._empty[shard] = self._servers[shard].process_incarnation
             self._begin_again(f"{why} before the model was initialised")
         elif self._ending.is_finishing:
             self._ending.finish_as_asked(now)
@@ -373,8 +364,7 @@ class Recovery:
             self._ending.fail(f"{why} and has lost its variables (global_step {step}); start the whole cluster again")
         else:
             self._leave_epoch()
-            is_start = isinstance(stage, _TakingOver)
-            self._seek(Search(why=why, is_start=is_start, has_lost=True, has_looked=is_start))
+            self._seek(Search(why=why, is_start=isinstance(stage, _TakingOver), has_lost=True))
 
     def search_failed(self, event: Failed, now: float) -> None:
         """Storage cannot be read now, so that it is unknown which checkpoints there are."""
@@ -454,11 +444,10 @@ class Recovery:
         self.why, self._plan = search.why, "looking for the newest whole checkpoint"
         search.only = "" if search.has_lost or config.restore in (RESTORE_LATEST, RESTORE_NONE) else config.restore
         self._out.note(f"{search.why}; {self._plan}", kind=NoteKind.LOST if search.has_lost else NoteKind.OTHER, is_warning=search.has_lost)
-        # An earlier chief may be alive: everything that it announces from now on must be in the reports of the shards.
-        self._find(search, fence=self._members.fence if search.is_start and not search.has_looked else None)
+        self._find(search)
 
-    def _find(self, search: Search, *, fence: Fence | None = None) -> None:
-        told = FindCheckpoint(excluded=tuple(search.excluded), only=search.only, fence=fence)
+    def _find(self, search: Search) -> None:
+        told = FindCheckpoint(excluded=tuple(search.excluded), only=search.only)
         self._stage = _Seeking(search=search, told=told)
         self._out.add(told)
 
@@ -489,9 +478,7 @@ class Recovery:
     def _continue_without_checkpoint(self, search: Search) -> None:
         config = self._config.checkpoints
         assert config is not None
-        if search.has_lost and search.is_start and not search.has_looked:
-            self._take_over(search.why, search=search)  # perhaps nothing is lost
-        elif why := nothing_found(search, restore=config.restore, step=self._cluster.training.step, failure=self._checkpoints.failure):
+        if why := nothing_found(search, restore=config.restore, step=self._cluster.training.step, failure=self._checkpoints.failure):
             self._ending.fail(why)
         else:
             self._begin_anew(is_again=search.is_again, highest_epoch=search.highest_epoch)
@@ -585,10 +572,6 @@ class Recovery:
         if isinstance(self._stage, _TakingOver) and not self._ending.is_over:
             self._secure()
 
-    def _take_over(self, why: str, *, search: Search | None = None) -> None:
-        self.why, self._plan = why, "the parameter servers are asked where they are"
-        self._stage = _TakingOver(told=self._adopt(), search=search)
-
     def adoption_failed(self, event: Failed, now: float) -> None:
         """A shard has refused this chief. One that holds a model has lost it, for example by an apply that broke off half-way."""
         stage, why = self._stage, printable(event.error.message)
@@ -598,35 +581,35 @@ class Recovery:
         if isinstance(stage, _Begun):
             self._ending.fail(why)
         else:
-            self._go_back(stage, why, has_lost=True)
+            self._go_back(why)
 
     def _look_at_adoptions(self, stage: _TakingOver, now: float) -> None:
-        self._meet_predecessors()
         adoptions = [stage.adoptions.get(index) for index in range(len(self._servers))]
         problem = self._look(stage, adoptions)
+        # The shards may have been restarted since they were looked at: what they had applied then is lost, too.
+        had_model = stage.step_seen is not None and stage.record is not None and stage.record.model is not None
+        has_trained = has_applied(adoptions) or bool(stage.step_seen) or had_model
         if not problem:
+            self._meet_predecessors()
             stage.start = replace(stage.start, wait_until=now + self._config.lease_s / 2)
             self._begin_where_they_are(stage, now)
-            return
-        # The shards may have been restarted since they were looked at: what they had applied then is lost, too.
-        has_trained = has_applied(adoptions) or self._step_found > 0 or (stage.record is not None and stage.record.model is not None)
-        has_searched = stage.search is not None or self._config.checkpoints is None
-        if not has_trained and has_searched:
-            self._out.note(f"{problem}, before anything was trained: all begin anew", is_warning=True)
-            self._begin_anew(is_again=True, highest_epoch=stage.search.highest_epoch if stage.search is not None else 0)
+        elif has_trained:
+            self._meet_predecessors()
+            self._go_back(problem)
+        elif any(adoption is not None and adoption.step is not None for adoption in adoptions):
+            self._begin_again(f"{problem}, before anything was trained")
+        elif self._config.checkpoints is not None:
+            self._seek(Search(why="the cluster starts"))
         else:
-            self._go_back(stage, problem, has_lost=has_trained)
+            self._begin_anew()
 
-    def _go_back(self, stage: _TakingOver, why: str, *, has_lost: bool) -> None:
+    def _go_back(self, why: str) -> None:
         """Training cannot continue where the shards are."""
         if self._config.checkpoints is None:
             self._ending.fail(f"{why}, and there is no whole checkpoint to go back to; start the whole cluster again")
             return
-        # Also if none was found before: the earlier chief may have made one whole until it lost the shards.
         self._leave_epoch()
-        search = stage.search or Search(is_start=True)
-        search.why, search.has_looked, search.has_lost = why, True, has_lost
-        self._seek(search)
+        self._seek(Search(why=why, has_lost=True))
 
     def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:
         """Takes note of where the shards are. Returns the reason why training cannot continue there; empty: it can."""
@@ -718,7 +701,7 @@ class Recovery:
             tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
         )
         training = self._cluster.begin_training(start)
-        self.why = self.why or "another chief was here before"
+        self.why = self.why or _ANOTHER
         redo = found.redo
         if redo is None:
             self._secure()

@@ -130,11 +130,7 @@ class ShardSide:
                 self._begin_epoch(wish)
             case ev.KeepRecord():
                 self.in_loop(self._keep, wish)
-            case ev.FindCheckpoint():
-                if wish.fence is not None:
-                    self._work.obey(wish.fence)
-                self.in_loop(self._begin_lasting, wish)
-            case ev.CommitCheckpoint():
+            case ev.FindCheckpoint() | ev.CommitCheckpoint():
                 self.in_loop(self._begin_lasting, wish)
             case ev.BringReplicasBack():
                 self.in_loop(self._begin, self._replicas.bring_back, wish)

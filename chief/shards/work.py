@@ -120,8 +120,6 @@ class ShardWork:
             case ev.AdoptShards():
                 return await self._adopt_all()
             case ev.FindCheckpoint():
-                if work.fence is not None and not await self._fenced():
-                    return None
                 result = await self._find(work)
             case ev.RestoreShards():
                 result = await self._restore(work)
@@ -231,7 +229,11 @@ class ShardWork:
 
     async def _adopt_all(self) -> None:
         """Puts all shards under this chief, and reports their answers: RecordFound, and ShardAdopted for each."""
-        adopted = await self._calls.at_all(self._adopt_named)
+        answers = await self._calls.at_all(self._adopt_or_refusal)
+        for refusal in answers:
+            if isinstance(refusal, PsError):
+                raise refusal
+        adopted = [answer for answer in answers if not isinstance(answer, PsError)]
         # Another process may have a replica's place since they were looked at.
         for index in distrust_unconfirmed(self._calls.links, [status for status, _ in adopted]):
             adopted[index] = await self._adopt(index)
@@ -244,11 +246,13 @@ class ShardWork:
         for index, (status, adoption) in enumerate(adopted):
             self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation, adoption=adoption))
 
-    async def _adopt_named(self, index: int) -> tuple[ShardStatus, Adoption]:
+    async def _adopt_or_refusal(self, index: int) -> tuple[ShardStatus, Adoption] | PsError:
         try:
             return await self._adopt(index)
+        except Superseded:
+            raise
         except PsError as error:
-            raise self._named(index, error) from None
+            return self._named(index, error)
 
     async def _keep_record(self, work: ev.KeepRecord) -> LimitExceeded | None:
         """Has shards work by settings, and keep a record; returns why one does not keep it, because it is too large."""
@@ -392,21 +396,6 @@ class ShardWork:
     async def _insist(self, index: int, request: Request[Result], timeout_s: float) -> Result:
         link = self._calls.links[index]
         return await self._calls.insist(index, lambda: link.call(request, timeout_s=timeout_s))
-
-    async def _fenced(self) -> bool:
-        """Puts all shards under this chief, whatever they hold; returns whether it succeeded."""
-        for failure in await self._calls.at_all(self._fence):
-            if isinstance(failure, Superseded):
-                self._on_superseded(failure.message)
-                return False
-        return True
-
-    async def _fence(self, index: int) -> PsError | None:
-        try:
-            await self._adopt(index)
-        except PsError as error:
-            return error  # a shard's fault shows when it is brought back
-        return None
 
     async def _still_rules(self, fence: Fence) -> bool:
         """Whether the process that has saved last still obeys this chief. One shard will do: another chief takes all before it looks."""

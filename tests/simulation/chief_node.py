@@ -305,8 +305,6 @@ class ChiefNode:
                     task.cancel()
                 self._spawn_in_epoch(self._take(instruction))
             case messages.FindCheckpoint():
-                if instruction.fence is not None:
-                    self._work.obey(instruction.fence)
                 self._spawn(self._work.carry_out(instruction))
             case messages.CommitCheckpoint():
                 self._spawn(self._commit(instruction))

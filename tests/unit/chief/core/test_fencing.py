@@ -9,7 +9,6 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, LeaseReply, LeaseResult, ModelReply
 from tests.support.chief.chief_driver import Driver, Worker
-from tests.support.chief.eras import fence
 
 DATA = DataSpec(name="train", num_samples=12, range_size=2, num_epochs=1)
 
@@ -22,31 +21,23 @@ def trained(num_steps: int, durability: Durability = Durability.STEP) -> tuple[D
     return driver, worker
 
 
-def searches(driver: Driver) -> list[messages.FindCheckpoint]:
-    return [order for order in driver.orders if isinstance(order, messages.FindCheckpoint)]
-
-
-def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint() -> None:
+@pytest.mark.parametrize("num_lost", [1, 2])
+def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint(num_lost: int) -> None:
     driver, _ = trained(3)
-    driver.kill(1)
+    for shard in range(num_lost):
+        driver.kill(shard)
     driver.is_manual = True
     driver.new_chief()
-    assert [one.fence for one in searches(driver)] == [fence(1, 2, life=driver.shards[0].life)]
-
-
-def test_a_chief_that_finds_only_empty_shards_also_takes_them_before_it_looks_for_a_checkpoint() -> None:
-    driver = Driver.outlived(begin=False)
-    driver.is_manual = True
-    driver.begin()
-    (fence,) = (one.fence for one in searches(driver))
-    assert fence is not None and (fence.epoch, fence.chief_incarnation) == (1, 1)
+    assert [type(order) for order in driver.orders] == [messages.AdoptShards]
+    driver.do(driver.orders.pop())
+    assert [type(order) for order in driver.orders] == [messages.FindCheckpoint]
 
 
 def test_a_chief_whose_shard_is_restarted_looks_for_a_checkpoint_without_taking_the_shards_again() -> None:
     driver, _ = trained(3)
     driver.is_manual = True
     driver.restart(1)
-    assert [one.fence for one in searches(driver)] == [None]
+    assert [type(order) for order in driver.orders] == [messages.FindCheckpoint]
 
 
 @pytest.mark.parametrize(("durability", "is_awaited"), [(Durability.STEP, True), (Durability.INTERVAL, False)])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from chief.core import messages
 from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
 from ps_protocol.model.data import DataSpec
@@ -219,7 +220,8 @@ def test_a_chief_that_repeats_a_restore_that_failed_begins_another_life_since_a_
     driver = Driver.outlived(total_num_replicas=2, storage=before.storage, begin=False, checkpoints=CheckpointConfig(every_steps=2))
     driver.is_manual = True
     driver.begin()
-    driver.do(driver.orders.pop(0))
+    for _ in range(2):
+        driver.do(driver.orders.pop(0))
     (restore,) = driver.orders
     driver.kill(0)
     driver.kill(1)
@@ -275,11 +277,13 @@ def test_all_servers_restarted_during_a_restore_are_brought_back_once_more_in_an
 @pytest.mark.parametrize("num_lost", [1, 2])
 def test_a_chief_that_has_saved_nothing_begins_another_life_if_servers_were_restarted_while_it_adopted_them(num_lost: int) -> None:
     """A successor may have trained at the former servers, in the next epoch of the life, and saved nothing either."""
-    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE), begin=False)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     driver.is_manual = True
-    driver.begin()
-    driver.do(driver.orders.pop(0))
+    driver.new_chief()
+    for _ in range(2):
+        driver.do(driver.orders.pop(0))
     (adopt,) = driver.orders
+    assert isinstance(adopt, messages.AdoptShards), "in the next epoch"
     for shard in range(num_lost):
         driver.kill(shard)
     driver.is_manual = False

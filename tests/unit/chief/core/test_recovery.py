@@ -507,6 +507,7 @@ def test_a_chief_that_has_trained_nothing_continues_from_a_checkpoint_completed_
     driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     driver.is_manual = True
     driver.new_chief()
+    driver.do(driver.orders.pop())
     search = driver.orders.pop()
     assert isinstance(search, messages.FindCheckpoint)
     skipped = (("step-000000000", "incomplete: it has no manifest"),)

@@ -8,7 +8,7 @@ import pytest
 
 from chief.core import messages
 from chief.shards.checkpoint_store import CheckpointStore
-from ps_protocol.errors import Superseded, Unavailable
+from ps_protocol.errors import InternalError, Superseded, Unavailable
 from ps_protocol.roles.checkpoint import Checkpoint
 from tests.support.chief.chief_shards import APPLY, COPY, RECORD, Scene, adopting, keeping, play
 from tests.support.chief.eras import LIFE, fence
@@ -32,25 +32,17 @@ def commit(monkeypatch: pytest.MonkeyPatch) -> messages.CommitCheckpoint:
     return messages.CommitCheckpoint(checkpoint=checkpoint, keep=3, is_awaited=True)
 
 
-def test_shards_are_taken_before_checkpoints_are_looked_for(tmp_path: Path) -> None:
+def test_a_shard_refuses_a_chief_only_once_all_others_obey() -> None:
     async def act(scene: Scene) -> None:
+        scene.links[0].always["adopt"] = InternalError("it failed half-way")
         scene.links[1].errors["adopt"] = [Unavailable("away")]
-        scene.side.carry_out(search := messages.FindCheckpoint(fence=FENCE))
-        await scene.end_of(search)
-        assert [(link.epoch, link.chief_incarnation) for link in scene.links] == [(3, 5), (3, 5)]
-        assert not scene.all_of(messages.ShardAdopted), "what they hold is another question"
+        scene.side.carry_out(work := adopting())
+        end = await scene.end_of(work)
+        assert isinstance(end, messages.Failed) and "it failed half-way" in end.error.message
+        assert (scene.links[1].epoch, scene.links[1].chief_incarnation) == (1, 5), "no earlier chief goes on"
+        assert not scene.all_of(messages.ShardAdopted)
 
-    play(act, tmp_path)
-
-
-def test_a_chief_that_cannot_take_the_shards_reports_no_checkpoint(tmp_path: Path) -> None:
-    async def act(scene: Scene) -> None:
-        scene.links[1].always["adopt"] = Superseded("chief 6 has it")
-        scene.side.carry_out(messages.FindCheckpoint(fence=FENCE))
-        await until(lambda: bool(scene.superseded))
-        assert (scene.superseded, scene.all_of(messages.Done, messages.Failed)) == (["chief 6 has it"], [])
-
-    play(act, tmp_path)
+    play(act)
 
 
 def test_a_checkpoint_of_a_chief_that_is_still_in_charge_is_reported(tmp_path: Path, commit: messages.CommitCheckpoint) -> None:
