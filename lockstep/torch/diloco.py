@@ -30,8 +30,9 @@ class DiLoCo:
     momentum of 0.9 at a rate of 0.7, which suits some hundred inner steps; fewer want a lower rate. `inner_state_dir`: a directory in which
     the inner state is kept at each outer step, so that a worker that is started again goes on with it; None: it begins anew.
 
-    An inner step that completes an outer one blocks until the cluster has made it, and raises what `Session.step` raises. What is not
-    contributed is lost where the cluster goes back to a checkpoint, and at the end of the block, unless `sync()` is called before.
+    An inner step that completes an outer one blocks until the cluster has made it, and raises what `Session.step` raises; the parameters
+    are then where the inner steps had brought them, up to rounding, and `sync()` tries again. What is not contributed is lost where the
+    cluster goes back to a checkpoint, and at the end of the block, unless `sync()` is called before.
     """
 
     def __init__(
@@ -84,10 +85,15 @@ class DiLoCo:
                 parameter.copy_(anchor)  # a contribution is computed from the cluster's values
             try:
                 self.outer.step()
+            except BaseException:
+                for parameter in self._parameters:
+                    parameter.sub_(parameter.grad)  # to where the worker was
+                raise
             finally:
-                for parameter, anchor, gradient in zip(self._parameters, self._anchors, gradients, strict=True):
+                for parameter, gradient in zip(self._parameters, gradients, strict=True):
                     parameter.grad = gradient
-                    anchor.copy_(parameter)
+            for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
+                anchor.copy_(parameter)
         self._num_since = 0
         self._keep_inner_state()
 
@@ -105,10 +111,16 @@ class DiLoCo:
             incomplete.replace(self._kept)
 
     def _restore_inner_state(self) -> None:
+        step = self.outer.global_step
+        if not step:
+            return  # what may be there is of another training
         if self._kept is None or not self._kept.exists():
-            if self.outer.global_step:
-                log.warning("the inner optimizer begins anew at outer step %d: nothing was kept of its state", self.outer.global_step)
+            log.warning("the inner optimizer begins anew at outer step %d: nothing was kept of its state", step)
             return
-        kept = torch.load(self._kept, map_location="cpu", weights_only=True)
-        self._inner.load_state_dict(kept["inner"])
-        log.info("the inner optimizer goes on with its state of outer step %d, at outer step %d", kept["step"], self.outer.global_step)
+        try:
+            kept = torch.load(self._kept, map_location="cpu", weights_only=True)
+            self._inner.load_state_dict(kept["inner"])
+        except Exception as error:  # a file that was damaged may raise anything
+            log.warning("the inner optimizer begins anew at outer step %d: %s cannot be used: %s", step, self._kept, error)
+            return
+        log.info("the inner optimizer goes on with its state of outer step %d, at outer step %d", kept["step"], step)

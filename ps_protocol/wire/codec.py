@@ -128,13 +128,14 @@ class RecordPacker:
 
     def pack(self, record: ChiefRecord) -> bytes:
         """Returns the record as bytes, as parameter servers keep it."""
-        lasting = replace(record, epoch=0, step=0, chosen=(), data=None, attached=NO_STEP_ATTACHMENTS)
+        lasting = replace(record, oldest_kept=0, epoch=0, step=0, chosen=(), data=None, attached=NO_STEP_ATTACHMENTS)
         # As a rule they are the same objects, and compared as such.
         if self._lasting is None or self._lasting[0] != lasting:
             self._lasting = lasting, encode(lasting).SerializeToString(deterministic=True)
         of_step = ChiefRecord(
             model=None,
             policy=record.policy,
+            oldest_kept=record.oldest_kept,
             epoch=record.epoch,
             step=record.step,
             chosen=record.chosen,

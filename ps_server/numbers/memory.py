@@ -37,6 +37,11 @@ class MemoryBudget:
         self._lock = lock or nullcontext()
         self._let_go: list[Callable[[], object]] = []
 
+    @property
+    def free_bytes(self) -> int | None:
+        """Bytes that are free; None: there is no limit."""
+        return None if self.limit_bytes is None else self.limit_bytes - self.allocated_bytes
+
     def check(self, nbytes: int, *, purpose: str) -> None:
         """Raises LimitExceeded unless `nbytes` more are free."""
         if self._fits(nbytes):

@@ -310,8 +310,9 @@ class Table:
         """Makes the next step's journal known, before the first of its rows is overwritten."""
         journals = [journal]
         if self.is_followed and self._rule.is_lazy:
-            # A copy of all rows takes less time than steps take to touch so many.
-            left_bytes = self.piece.nbytes // 2 - journal.nbytes
+            # A copy of all rows takes less time than steps take to touch so many. What is free may be less.
+            most_bytes, free_bytes = self.piece.nbytes // 2, self._budget.free_bytes
+            left_bytes = (most_bytes if free_bytes is None else min(most_bytes, free_bytes + self._journal_bytes)) - journal.nbytes
             for older in self._progress.journals[:_MAX_JOURNALS]:
                 left_bytes -= older.nbytes
                 if left_bytes < 0:

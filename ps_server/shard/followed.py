@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -65,15 +66,19 @@ class FollowedWeights:
         Raises StepGone, LimitExceeded, InvalidSpec.
         """
         num_dense = len(model.spec.layout.slices)
-        one = self._of((request.encoding, tuple(sorted({index - num_dense for index in request.slices if index >= num_dense}))), model)
-        with one.lock:
-            versions, now = one.versions, self._clock()
-            one.asked_at = now
-            if copy is not None and (versions.step is None or copy.step > versions.step):
-                versions.take(copy.step, lambda memory: _encode(model, versions.selection, copy, memory), now=now)
-            if versions.step is None:
-                raise StepGone(f"step {request.step} is gone", facts={"step": str(newest_step)})
-            return versions.answer(request, newest_step=newest_step, now=now)
+        kind = request.encoding, tuple(sorted({index - num_dense for index in request.slices if index >= num_dense}))
+        while True:
+            one = self._of(kind, model)
+            with one.lock:
+                if self._followed.get(kind) is not one:
+                    continue  # it was let go meanwhile
+                versions, now = one.versions, self._clock()
+                one.asked_at = now
+                if copy is not None and (versions.step is None or copy.step > versions.step):
+                    versions.take(copy.step, partial(_encode, model, versions.selection, copy), now=now)
+                if versions.step is None:
+                    raise StepGone(f"step {request.step} is gone", facts={"step": str(newest_step)})
+                return versions.answer(request, newest_step=newest_step, now=now)
 
     def let_go_unused(self) -> None:
         """Gives back memory that no follower needs any more. Costs nothing where nobody follows."""

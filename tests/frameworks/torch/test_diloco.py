@@ -53,10 +53,11 @@ def batch(index: int, num_workers: int, step: int) -> int:
 @pytest.mark.parametrize(("num_workers", "sync_every"), [(1, 1), (1, 5), (2, 4), (3, 7)])
 def test_it_computes_what_the_paper_says(num_workers: int, sync_every: int) -> None:
     cluster = InProcessCluster(num_ps=2, replicas_to_aggregate=num_workers, total_num_replicas=num_workers)
+    models = [made() for _ in range(num_workers)]  # here: threads share the generator of first values
     found: list[Any] = [None] * num_workers
 
     def work(index: int) -> None:
-        model = made()
+        model = models[index]
         inner = inner_of(model)
         with (
             lockstep.local(cluster, worker_index=index) as session,
@@ -106,19 +107,46 @@ def test_inner_steps_that_were_not_contributed_are_told_and_sync_contributes_the
 
 
 def test_an_exception_contributes_nothing_and_the_gradient_is_the_programs_own() -> None:
-    model = made()
-    inner = inner_of(model)
+    model, plain = made(), made()
+    inner, alone = inner_of(model), inner_of(plain)
     cluster = InProcessCluster()
     with lockstep.local(cluster) as session, pytest.raises(ZeroDivisionError), lt.DiLoCo(session, model, inner, sync_every=2):
-        stepped(model, inner, 0)
-        before = model[0].weight.grad
-        stepped(model, inner, 1)
-        assert model[0].weight.grad is not None
-        assert before is not None
+        for step in range(2):
+            stepped(model, inner, step)
+            stepped(plain, alone, step)
+        assert torch.equal(model[0].weight.grad, plain[0].weight.grad)
         stepped(model, inner, 2)
         raise ZeroDivisionError
     with lockstep.observe_local(cluster) as observer:
         assert observer.status().global_step == 1
+
+
+def test_an_outer_step_that_fails_leaves_the_inner_ones_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plain = made(), made()
+    inner, alone = inner_of(model), inner_of(plain)
+    with lockstep.local() as session, lt.DiLoCo(session, model, inner, sync_every=3, outer=lockstep.sgd(1.0)) as loop:
+        with monkeypatch.context() as patch, pytest.raises(TimeoutError):
+            patch.setattr(loop.outer, "step", lambda: (_ for _ in ()).throw(TimeoutError))
+            for step in range(3):
+                stepped(plain, alone, step)
+                stepped(model, inner, step)
+        assert distance(model, plain) < 1e-6
+        loop.sync()
+        assert loop.outer.global_step == 1
+        assert distance(model, plain) < 1e-6
+
+
+def test_an_inner_state_that_cannot_be_read_or_is_of_another_training_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = InProcessCluster()
+    Path(tmp_path, "worker-0.pt").write_bytes(b"damaged")
+    for step in range(2):
+        model = made()
+        inner = inner_of(model)
+        session = lockstep.local(cluster, worker_index=0, takeover=bool(step))
+        lt.DiLoCo(session, model, inner, sync_every=1, outer=OUTER, inner_state_dir=tmp_path).__enter__()
+        assert ("cannot be used" in caplog.text) == bool(step)
+        stepped(model, inner, step)
+        Path(tmp_path, "worker-0.pt").write_bytes(b"damaged again")
 
 
 def test_a_worker_that_is_started_again_goes_on_with_its_inner_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -116,6 +116,23 @@ def test_packed_record_comes_back_as_it_was_and_in_the_same_bytes(record: ChiefR
     assert codec.RecordPacker().pack(dataclasses.replace(record)) == packed
 
 
+def test_the_model_of_a_record_is_encoded_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    (record,) = [one for one in EXAMPLES[ChiefRecord] if one.model is not None][:1]
+    encoded: list[object] = []
+    encode = codec.encode
+
+    def counted(value: ChiefRecord) -> object:
+        encoded.append(value.model)
+        return encode(value)
+
+    monkeypatch.setattr(codec, "encode", counted)
+    packer = codec.RecordPacker()
+    for step in range(5, 9):
+        of_step = dataclasses.replace(record, step=step, oldest_kept=step)
+        assert codec.unpack_record(packer.pack(of_step)) == of_step
+    assert len([model for model in encoded if model is not None]) == 1
+
+
 def test_a_shard_computes_the_senders_layout_however_tables_and_dense_variables_alternate() -> None:
     optimizers = (ADAM, STATISTIC, None)
     pieces = []

@@ -121,6 +121,18 @@ def test_a_table_that_is_followed_can_be_taken_back_more_steps_until_half_of_it_
     assert not _can_be_taken(table, 11)
 
 
+def test_journals_of_a_table_that_is_followed_take_what_is_free_and_no_more() -> None:
+    table = _table(step=0)
+    table.is_followed = True
+    for step in range(2):
+        _step(table, _gradient([step]), step=step)
+    table._budget.limit_bytes = table._budget.allocated_bytes
+    for step in range(2, 8):
+        _step(table, _gradient([step % NUM_ROWS]), step=step)
+    assert table._budget.allocated_bytes <= table._budget.limit_bytes
+    assert _can_be_taken(table, 7)
+
+
 def _can_be_taken(table: Table, step: int) -> bool:
     try:
         table.take(ALL, step=step)
