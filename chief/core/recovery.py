@@ -251,7 +251,7 @@ class Recovery:
     # -- the beginning
 
     def found(self, event: ShardsFound, now: float) -> None:
-        """Decides how this chief begins, once the statuses of all shards are known."""
+        """Takes a number and has all shards adopted, once their statuses are known."""
         if self._ending.is_over or self._stage is not None:
             return
         statuses = event.statuses
@@ -332,7 +332,7 @@ class Recovery:
             self._refuse_participants()
             self._data.resume(None)
         self._model.restart()
-        self._cluster.attachments.restart(NO_STEP_ATTACHMENTS)
+        self._cluster.attachments.resume(NO_STEP_ATTACHMENTS)
         self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
         self.why = self._plan = ""
         # Not from the epoch of this chief on: after the loss of all servers, another one may have begun again in epoch 1.
@@ -416,7 +416,7 @@ class Recovery:
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
         self._members.remember(checkpoint.pushes)
         self._data.resume(checkpoint.record.data)
-        self._cluster.attachments.restart(checkpoint.record.attached)
+        self._cluster.attachments.resume(checkpoint.record.attached)
         training = self._cluster.begin_training(Start(step=checkpoint.step, oldest_kept=checkpoint.step))
         self._checkpoints.restored(checkpoint, now)
         # A chief that came after this one could not tell otherwise which training data these values have.
@@ -638,7 +638,7 @@ class Recovery:
             self._members.stem_from(record.earlier)
         stage.pushes = newest_pushes(adoption.pushes for adoption in held)
         self._data.resume(None)
-        self._cluster.attachments.restart(NO_STEP_ATTACHMENTS)
+        self._cluster.attachments.resume(NO_STEP_ATTACHMENTS)
         if record is None or record.epoch == self._members.epoch:
             self._take_attachments(record, held)
         if record is not None and record.epoch == self._members.epoch:

@@ -179,18 +179,18 @@ def _forgets_the_data_that_is_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_the_state_of_programs(patch: pytest.MonkeyPatch) -> None:
-    real = ContributedAttachments.restart
-    patch.setattr(ContributedAttachments, "restart", lambda self, lasting: real(self, NO_STEP_ATTACHMENTS))
+    real = ContributedAttachments.resume
+    patch.setattr(ContributedAttachments, "resume", lambda self, lasting, since=(): real(self, NO_STEP_ATTACHMENTS, since))
 
 
 def _keeps_states_that_are_undone(patch: pytest.MonkeyPatch) -> None:
-    real = ContributedAttachments.restart
+    real = ContributedAttachments.resume
 
-    def restart(self: ContributedAttachments, lasting: StepAttachments) -> None:
+    def resume(self: ContributedAttachments, lasting: StepAttachments, since: Iterable[StepAttachments] = ()) -> None:
         is_new = not hasattr(self, "_counted")
-        real(self, lasting if is_new or lasting.user_states else self.lasting)
+        real(self, lasting if is_new or lasting.user_states else self.lasting, since)
 
-    patch.setattr(ContributedAttachments, "restart", restart)
+    patch.setattr(ContributedAttachments, "resume", resume)
 
 
 def _takes_states_of_contributions_that_are_not_applied(patch: pytest.MonkeyPatch) -> None:

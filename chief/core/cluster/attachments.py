@@ -38,10 +38,10 @@ class ContributedAttachments:
         self._model, self._out, self._has_successors = cluster.model, cluster.out, cluster.has_successors
         self._checks: tuple[ModelSpec, StepNumbers] | None = None
         self._has_warned = False
-        self.restart(NO_STEP_ATTACHMENTS)
+        self.resume(NO_STEP_ATTACHMENTS)
 
-    def restart(self, lasting: StepAttachments) -> None:
-        """Begins with the lasting attachments of the applied steps; no contribution is counted."""
+    def resume(self, lasting: StepAttachments, since: Iterable[StepAttachments] = ()) -> None:
+        """Begins with lasting attachments, and those of the steps that were applied since; no contribution is counted."""
         self._counted: dict[PushId, Attachments] = {}
         self._states = {one.worker: one.json for one in lasting.user_states}
         # Applied since the record that shards keep.
@@ -49,10 +49,6 @@ class ContributedAttachments:
         self._num_carried = 0
         # Of the applied states, and of the counted ones.
         self._num_bytes = sum(map(len, self._states.values()))
-
-    def resume(self, recorded: StepAttachments, since: Iterable[StepAttachments]) -> None:
-        """As `restart`, from a record, and from the steps that were applied since."""
-        self.restart(recorded)
         for attached in since:
             for one in attached.user_states:
                 self._apply(one.worker, one.json)
