@@ -79,13 +79,11 @@ def _train_job(spec: KubernetesSpec) -> list[Object]:
     node["template"] = {"metadata": metadata, **node["template"]}
     node["template"]["spec"]["template"]["spec"]["containers"][0]["name"] = "node"
     jobset["successPolicy"]["targetReplicatedJobs"] = ["node"]
-    version, name = (
-        "trainer.kubeflow.org/v1alpha1",
-        "# Servers and chief are called by the name of the TrainJob, so this runtime is for one.",
-    )
+    version = "trainer.kubeflow.org/v1alpha1"
+    comment = "# Servers and chief are called by the name of the TrainJob, so this runtime is for one."
     runtime = _object(spec, version, "TrainingRuntime", spec.name, {"mlPolicy": {"numNodes": spec.workers}, "template": {"spec": jobset}})
     ref = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": spec.name}
-    return [runtime, _object(spec, version, "TrainJob", spec.name, {name: None, "runtimeRef": ref})]
+    return [runtime, _object(spec, version, "TrainJob", spec.name, {comment: None, "runtimeRef": ref})]
 
 
 def _job(spec: KubernetesSpec, role: str) -> Object:

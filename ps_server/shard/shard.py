@@ -200,12 +200,14 @@ class Shard:
             if self._model is None or not self._model.lacks(request.settings):
                 self._gate.chief.keep(request.record, version=request.version)
                 return
-        with self._gate.step(request.fence):
-            model = self._model_locked()
-            model.configure(request.settings)
-            self._history.configured(model, request.settings)
-            self._gate.chief.keep(request.record, version=request.version)
-        self._gate.tell()
+        try:
+            with self._gate.step(request.fence):
+                model = self._model_locked()
+                model.configure(request.settings)
+                self._history.configured(model, request.settings)
+                self._gate.chief.keep(request.record, version=request.version)
+        finally:
+            self._gate.tell()
 
     def _keep_story(self, request: KeepStoryRequest) -> bytes:
         with self._gate:

@@ -169,8 +169,9 @@ class Follower:
     def wait(self, *, max_lag: int | None = None, step: int | None = None, timeout_s: float | None = None) -> int:
         """Blocks until there are weights, at most `max_lag` steps behind the newest, and at least of `step`; shows and returns their step.
 
-        None: whichever are there. With `max_lag` the cluster must have been heard of in the last 5 s. Once training has ended, returns the
-        last step. Says what it waits for after 2 s; raises DeadlineExceeded after `timeout_s`, and the error that ended the following.
+        None: whichever are there. With `max_lag` the cluster must have been heard of in the last 5 s (3 s more behind each relay). Once
+        training has ended, returns the last step. Says what it waits for after 2 s. Raises DeadlineExceeded after `timeout_s`, and the
+        error that ended the following.
         """
         wait = Wait("the follower waits for weights", timeout_s=timeout_s)
         with self._changed:

@@ -81,10 +81,12 @@ class Relay:
         # Until there is a step.
         self._first_era, self._num_shards = registration.participant.era, len(registration.shard_addresses)
         self._changed = threading.Condition()
-        # Under the condition: what there is, by the hash of its layout, and readers with when they were heard.
+        # Under the condition: what there is, by the hash of its layout. A step is taken under it, which may last for seconds.
         self._followed: Followed | None = None
         self._versions: dict[str, WeightVersions] = {}
         self._version: Version | None = None
+        # Under a condition of their own: readers, with when they were heard, who must not be silent meanwhile.
+        self._hearing = threading.Condition()
         self._readers: dict[int, float] = {}
         self._end, self._failure, self._is_closed = End.NOT_YET, "", False
         self._server = RpcServer(security, cluster=self._cluster, address=address, name="the relay", max_guest_calls=MAX_THREADS)
@@ -102,6 +104,7 @@ class Relay:
             self.address = self._server.listen(identity, methods, epoch=lambda: self._era.epoch)
         except BaseException:
             self._follower.close()
+            self._server.close()
             raise
         self._server.report_health("", SERVICE, is_serving=True)
         self._server.start()
@@ -114,9 +117,10 @@ class Relay:
 
     def close(self) -> None:
         """Ends the following and the server, in some seconds."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        for condition in (self._hearing, self._changed):
+            with condition:
+                condition.notify_all()
         self._follower.close()
         self._server.stop(_GRACE_S)
         self._server.close()
@@ -134,8 +138,9 @@ class Relay:
         with self._changed:
             self._end, self._failure = end, failure.message if failure is not None else ""
             self._changed.notify_all()
+        with self._hearing:
             while not self._is_closed and any(heard_at + _LEASE_S > time.monotonic() for heard_at in self._readers.values()):
-                self._changed.wait(_LOOK_S)
+                self._hearing.wait(_LOOK_S)
         if failure is not None:
             raise failure
 
@@ -162,49 +167,52 @@ class Relay:
     def _register(self, request: RegisterRequest, call: Call) -> Registration:
         if request.kind is not ParticipantKind.OBSERVER:
             raise WrongRole(f"this is a relay of the weights of cluster {self._cluster!r}, for lockstep.follow(); workers join its chief")
-        former, now = request.former, time.monotonic()
-        with self._changed:
-            self._readers = {reader: heard_at for reader, heard_at in self._readers.items() if heard_at + _LEASE_S > now}
-            if former is not None:
-                self._check_era(former.era, is_new=True)
-            participant = Participant(
-                era=former.era if former is not None and self._followed is None else self._era,
-                kind=request.kind,
-                index=len(self._readers) if former is None else former.index,
-                incarnation=max(1, request.request_id) if former is None else former.incarnation,
-            )
-            self._readers[participant.incarnation] = now
-            return Registration(
-                participant=participant,
-                lease_s=_LEASE_S,
-                # Of all of them: here, whatever it is called from there.
-                shard_addresses=("",) * (self._num_shards if self._followed is None else len(self._followed.layouts)),
-                global_step=0 if self._version is None else self._version.step,
-                may_contribute=False,
-            )
+        former, followed, version = request.former, self._followed, self._version
+        if former is not None:
+            self._check_era(former.era, is_new=True)
+        participant = Participant(
+            era=former.era if former is not None and followed is None else self._era,
+            kind=request.kind,
+            index=len(self._readers) if former is None else former.index,
+            incarnation=max(1, request.request_id) if former is None else former.incarnation,
+        )
+        self._hear(participant)
+        return Registration(
+            participant=participant,
+            lease_s=_LEASE_S,
+            # Of all of them: here, whatever it is called from there.
+            shard_addresses=("",) * (self._num_shards if followed is None else len(followed.layouts)),
+            global_step=0 if version is None else version.step,
+            may_contribute=False,
+        )
 
     def _beat(self, request: HeartbeatRequest, call: Call) -> End:
-        with self._changed:
-            self._readers[request.participant.incarnation] = time.monotonic()
-            self._check_era(request.participant.era)
-            return self._end
+        self._check_era(request.participant.era)
+        self._hear(request.participant)
+        return self._end
+
+    def _hear(self, reader: Participant) -> None:
+        now = time.monotonic()
+        with self._hearing:
+            self._readers = {one: heard_at for one, heard_at in self._readers.items() if heard_at + _LEASE_S > now}
+            self._readers[reader.incarnation] = now
 
     def _leave(self, request: DeregisterRequest, call: Call) -> None:
-        with self._changed:
+        with self._hearing:
             self._readers.pop(request.participant.incarnation, None)
-            self._changed.notify_all()
+            self._hearing.notify_all()
 
     def _model(self, request: GetModelRequest, call: Call) -> AgreedModel:
-        with self._changed:
-            if (followed := self._followed) is None or self._version is None:
-                return AgreedModel(state=ModelState.ABSENT, model=None, placement=(), global_step=0)
-            return AgreedModel(
-                state=ModelState.READY,
-                model=followed.model,
-                placement=followed.placement,
-                global_step=self._version.step,
-                policy=followed.policy,
-            )
+        followed, version = self._followed, self._version
+        if followed is None or version is None:
+            return AgreedModel(state=ModelState.ABSENT, model=None, placement=(), global_step=0)
+        return AgreedModel(
+            state=ModelState.READY,
+            model=followed.model,
+            placement=followed.placement,
+            global_step=version.step,
+            policy=followed.policy,
+        )
 
     def _fetch(self, request: FetchRequest, call: Call) -> FetchReply:
         if request.encoding is not self._encoding:

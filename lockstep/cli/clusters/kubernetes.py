@@ -39,6 +39,8 @@ def run_k8s_render(arguments: argparse.Namespace) -> int:
     """Prints or writes the manifests. Raises InvalidSpec for flags that make no cluster."""
     spec, file = spec_of(arguments), arguments.out
     if arguments.helm is not None:
+        if file is not None:
+            raise InvalidSpec("--helm: a chart is a directory of files; leave --out out")
         return _write_chart(spec, arguments.helm)
     if file is None:
         print(manifests_of(spec, f"{spec.name}.yaml"), end="")
