@@ -18,7 +18,7 @@ from ps_protocol.roles.request import Answer, Request
 from ps_protocol.v1 import chief_service_pb2, parameter_service_pb2
 from ps_protocol.wire import fields
 from ps_protocol.wire.coders import ANSWERS, MESSAGE, READ, WRITE
-from ps_protocol.wire.fields import decode_max_wait, require, write_max_wait
+from ps_protocol.wire.fields import decode_max_wait, write_max_wait
 
 Value = TypeVar("Value")
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -53,12 +53,6 @@ def decode(value_type: type[Value], message: Message) -> Value:
 def decode_each(value_type: type[Value], messages: Iterable[Message], *, field: str) -> tuple[Value, ...]:
     """Returns the values of a repeated field; an error's text begins with the place, for example "variables[3]: "."""
     return fields.decode_each(messages, READ[value_type], field=field)
-
-
-def decode_field(value_type: type[Value], message: Message, field: str) -> Value:
-    """Returns the value of a field that must be there."""
-    require(message, field)
-    return decode(value_type, getattr(message, field))
 
 
 def encode_answer(request_type: type, answer: Any) -> Any:

@@ -14,7 +14,7 @@ from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import MAX_VARIABLES, VariableSpec
-from ps_protocol.roles.chief import Participant, PushCommit, RegisterRequest
+from ps_protocol.roles.chief import HeartbeatRequest, Participant, PushCommit, RegisterRequest
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.identity import HandshakeRequest
 from ps_protocol.roles.shard import MAX_METRICS, ApplyRequest, PushHeader, PushReply, ShardSettings, ShardSpec
@@ -214,7 +214,7 @@ def test_bytes_that_are_no_record_are_refused() -> None:
 
 def test_call_without_its_caller_is_refused() -> None:
     with pytest.raises(errors.MalformedMessage, match="HeartbeatRequest: participant is missing"):
-        codec.decode_field(Participant, chief_service_pb2.HeartbeatRequest(), "participant")
+        codec.decode(HeartbeatRequest, chief_service_pb2.HeartbeatRequest())
 
 
 @pytest.mark.parametrize("value_type", EXAMPLES, ids=lambda value_type: str(value_type.__name__))
