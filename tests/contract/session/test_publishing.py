@@ -91,7 +91,7 @@ def test_a_second_publisher_is_refused_and_the_first_goes_on(socket_dir: Path) -
 
 def test_a_cluster_whose_steps_take_several_contributions_is_refused(start: Start) -> None:
     session = start(Shape(num_ps=1, num_workers=2)).session()
-    with pytest.raises(InvalidSpec, match="takes 2 contributions"):
+    with pytest.raises(InvalidSpec, match="takes 2 contributions of policy sync"):
         Publisher(reader_of(Program().named_parameters()), session)
 
 
