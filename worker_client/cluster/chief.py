@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -212,14 +213,12 @@ class ChiefLink:
         return other_addresses(found, than=self.address)
 
     def _look_at(self, address: str, found: list[tuple[int, str]]) -> None:
-        shard = self.transport.open_replica(None, address)
         try:
-            status = shard.call(ShardStatusRequest())
+            with closing(self.transport.open_replica(None, address)) as shard:
+                status = shard.call(ShardStatusRequest())
         except PsError as error:
             log.debug("asked for the chief, %s does not answer: %s", address, error.message)
             return
-        finally:
-            shard.close()
         if status.chief_address:
             found.append((status.fence.chief_incarnation, status.chief_address))
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.roles.chief import GetModelRequest
 from ps_protocol.roles.shard import ShardReport, ShardStatus, ShardStatusRequest
 from tests.support.chief.eras import fence
@@ -99,6 +99,17 @@ def test_the_search_for_another_chief_begins_while_the_chief_hangs() -> None:
     town.link.look_around()
     wait_until(lambda: old.is_closed, what="the old connection is closed, which ends what hangs there")
     assert (town.ask(), town.link.address) == ("new", "new")
+
+
+def test_a_search_that_may_not_ask_the_servers_any_more_finds_nothing() -> None:
+    """Once `lockstep up` has ended, the file of its tokens is gone."""
+    town = Town(FakeChief("old", Unavailable("nobody there")), {"a": status("new", 3)})
+    town.open_replica = _refuse  # type: ignore[method-assign]
+    town.fail()
+
+
+def _refuse(index: None, address: str) -> NoReturn:
+    raise InvalidSpec("cannot read the tokens")
 
 
 def test_attempts_are_bounded_by_what_their_caller_has_left() -> None:
