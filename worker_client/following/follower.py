@@ -158,13 +158,13 @@ class Follower:
 
         An encoded float32 variable is shown as float32. The first use waits for the first step, and takes the newest.
         """
-        if self._arrays is None:
-            if self._version is None:
-                self.wait()
-            with self._changed:
+        with self._changed:  # all along: another model may come between
+            if self._arrays is None:
+                if self._version is None:
+                    self.wait()
                 self._arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self._kinds().items()}
                 self._take()
-        return {name: _read_only(array) for name, array in self._arrays.items()}
+            return {name: _read_only(array) for name, array in self._arrays.items()}
 
     def wait(self, *, max_lag: int | None = None, step: int | None = None, timeout_s: float | None = None) -> int:
         """Blocks until there are weights, at most `max_lag` steps behind the newest, and at least of `step`; shows and returns their step.
@@ -194,9 +194,9 @@ class Follower:
         type. Only variables that have changed since the last call with this very `target` are copied: change them by `into` alone. Raises
         VariableNotFound, InvalidSpec, and then has copied nothing.
         """
-        if self._version is None:
-            self.wait()
         with self._changed:
+            if self._version is None:
+                self.wait()
             for name, array in target.items():
                 self._check_target(name, array)
             self._show(target)
@@ -411,8 +411,12 @@ class Follower:
     def _begin(self, followed: Followed) -> None:
         variables = {variable.name: variable for variable in followed.model.variables}
         for part in self._wanted.values() if self._wanted is not None else ():
-            if part.name not in variables:
+            if (variable := variables.get(part.name)) is None:
                 raise VariableNotFound(f"the model has no variable {part.name!r}; it has {shown([*variables])}")
+            try:
+                np.broadcast_to(False, variable.shape)[part.index]
+            except (IndexError, TypeError) as error:
+                raise InvalidSpec(f"{part.name!r} has shape {variable.shape}, and no part {shown(part.index)}: {error}") from None
         if not followed.has_tables and any(one.is_sparse and [*self._names_of(one)] for one in followed.model.variables):
             raise InvalidSpec(f"{self._source.place} has no tables; start `lockstep store` with --tables")
         if followed.encoding is not None:

@@ -161,7 +161,16 @@ def test_tables_that_are_wanted_are_followed_with_the_rest(start: Start, wire: s
         assert weights.received_bytes < 2 * target.size * (2 if wire == "bfloat16" else 4)
 
 
-@pytest.mark.parametrize(("names", "words"), [(["nobody"], "no variable 'nobody'"), ("w", "got the str 'w'"), ([], "there are none")])
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["nobody"], "no variable 'nobody'"),
+        ("w", "got the str 'w'"),
+        ([], "there are none"),
+        ({"bias": Part("b", 3)}, r"'b' has shape \(3,\), and no part 3: index 3 is out of bounds"),
+        ({"bias": Part("b", np.s_["first":])}, r"'b' has shape \(3,\), and no part slice"),
+    ],
+)
 def test_names_that_cannot_be_followed_are_refused(trained: Trained, names: object, words: str) -> None:
     with pytest.raises((VariableNotFound, InvalidSpec), match=words):
         trained.cluster.follower(names=names).wait(timeout_s=20)
