@@ -172,8 +172,7 @@ def test_readers_of_relays_that_are_killed_go_on_when_these_are_there_again(star
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_reader_of_a_relay_shows_no_wrong_bit_and_hears_of_the_end(start: Started, follow: Following, fault: str) -> None:
-    cluster = start(Plan(max_steps=NUM_STEPS))
-    cluster.await_step(2)
+    cluster = start(Plan(max_steps=NUM_STEPS, pace_s=0.3))  # a relay takes seconds to start, and must be there long before the end
     cluster.start_one("relay 0")
     watching = follow(cluster.address("relay 0"))
     await_step(watching, 12)
