@@ -104,8 +104,10 @@ class ClusterSource:
 
     @property
     def poll_s(self) -> float:
-        """Less than the silence that is worth a warning; in one process no call can be cut short."""
-        return 0.1 if self._member.link.transport.is_in_process else 1.5
+        """Less than the silence that is worth a warning; in one process no call can be cut short. Nothing comes after the end."""
+        if self._member.link.transport.is_in_process:
+            return 0.1
+        return 0.0 if self._member.is_finished else 1.5
 
     @property
     def is_over(self) -> bool:
@@ -160,6 +162,8 @@ class ClusterSource:
         """Asks the chief what has become of the place."""
         self._opened = None
         member = self._member
+        if member.is_finished:
+            return  # there is none: the chief may be gone
         run(
             member.place.await_other(
                 self._known,

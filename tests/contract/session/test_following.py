@@ -18,6 +18,7 @@ from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Cluster, Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import Follower, Part, Session
+from worker_client.cluster.chief import ChiefLink
 from worker_client.following.sources import ClusterSource
 
 start = start_over(["in process", "grpc"])
@@ -269,6 +270,19 @@ def test_a_server_that_is_away_for_a_while_costs_time_only(error: type[PsError])
             shard.refuse("FetchRequest", *[error("away")] * 3)
         session.step({name: np.ones_like(value) for name, value in VALUES.items()}, timeout_s=20)
         assert weights.wait(step=1, timeout_s=20) == 1
+
+
+def test_who_has_heard_of_the_end_asks_no_chief_what_has_become_of_servers_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = RollingCluster(join)
+    link = cluster.link()
+    with cluster.session() as session:
+        source = ClusterSource(link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False))
+        with closing(source):
+            session.finish("done")
+            wait_until(lambda: source.is_over, what="the follower hears of the end")
+            assert source.poll_s == 0
+            monkeypatch.delattr(ChiefLink, "register_again")
+            source.lost(Cancelled("the server is ending"))
 
 
 def test_the_end_is_told_though_the_servers_end_with_it() -> None:
