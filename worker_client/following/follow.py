@@ -42,6 +42,8 @@ def follow(
     encoding, parts = encoding_of(wire), parts_of(names)
     address = None if chief is None else os.fspath(chief)
     if address is not None and (address is not chief or _is_place(address)):
+        if os.path.isfile(address):
+            raise InvalidSpec(f"{address}: it is a file; want the directory that `lockstep store` writes to")
         # Not at the top: clusters do without what storages need.
         from worker_client.following.store import StoreSource
 

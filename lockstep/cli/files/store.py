@@ -45,7 +45,9 @@ def run_store(arguments: argparse.Namespace) -> int:
     follower = worker_client.follow(address, wire=arguments.wire, tables=arguments.tables, cluster=cluster, security=security)
     with follower, closing(keeper):
         keeper.claim()
-        print(f"keeping the weights in {storage.place} until training ends; to follow them: lockstep.follow({arguments.to!r})", flush=True)
+        # As readers in other directories can write it.
+        place = arguments.to if "://" in arguments.to else os.path.abspath(arguments.to)
+        print(f"keeping the weights in {storage.place} until training ends; to follow them: lockstep.follow({place!r})", flush=True)
         keeper.keep(follower)
     return 0
 

@@ -471,6 +471,12 @@ def test_an_index_that_cannot_be_understood_is_refused_in_words(
         StoreKeeper(open_storage(directory)).claim()
 
 
+def test_a_file_is_no_place_for_weights(tmp_path: Path) -> None:
+    Path(tmp_path, "model.py").touch()
+    with pytest.raises(InvalidSpec, match="it is a file; want the directory"):
+        worker_client.follow(str(tmp_path / "model.py"))
+
+
 def test_an_index_that_becomes_unreadable_is_said_and_what_is_there_stays(trained: Trained, directory: str) -> None:
     end = trained.keeping(directory)
     weights = trained.reader(directory)
