@@ -30,8 +30,7 @@ class Publisher:
         status = session.status()
         if status.replicas_to_aggregate != 1 or not status.policy.has_common_steps:
             raise InvalidSpec(
-                f"publish: a step of this cluster takes {status.replicas_to_aggregate} contributions of policy"
-                f" {status.policy.name.name.lower()};"
+                f"publish: a step of this cluster takes {status.replicas_to_aggregate} contributions of policy {status.policy.text};"
                 " want one, synchronous: start it with --workers 1"
             )
 

@@ -84,7 +84,7 @@ def work(orders: dict[str, Any], station: Station) -> None:
                 model.fill(session.views(), buffers)
                 session.step(buffers)
                 continue
-            if number % order.sync_every == 1 or order.sync_every == 1:
+            if (number - 1) % order.sync_every == 0:
                 anchor = session.read()
                 values = {name: value.copy() for name, value in anchor.items()}
             model.fill(values, gradients)

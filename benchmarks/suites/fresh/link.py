@@ -35,14 +35,14 @@ class Link(Relay):
             now = time.monotonic()
             free = max(free, now) + len(chunk) / self._rate
             under_way.put((free + self._delay_s, chunk))
-            time.sleep(max(0.0, free - now - _AHEAD_S))
+            time.sleep(max(0.0, free - now - _AHEAD_S))  # the link is full: so its rate is made
 
 
 def _give(sink: socket.socket, under_way: "queue.SimpleQueue[tuple[float, bytes]]") -> None:
     with suppress(OSError):
         while True:
             due, chunk = under_way.get()
-            time.sleep(max(0.0, due - time.monotonic()))
+            time.sleep(max(0.0, due - time.monotonic()))  # on its way: so the delay is made
             if not chunk:
                 break
             sink.sendall(chunk)

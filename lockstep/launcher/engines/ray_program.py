@@ -11,6 +11,7 @@ from lockstep.launcher.engines.ray_bridge import FUNCTION, FUNCTION_VARIABLE, RE
 def main() -> None:
     """Raises what the function raises."""
     directory = Path(os.environ[FUNCTION_VARIABLE])
+    # As Ray itself passes functions: the bytes are from the driver, a program of the same user. No server reads them.
     train, arguments = pickle.loads((directory / FUNCTION).read_bytes())
     try:
         _leave(directory, (True, train(*arguments)))
