@@ -65,7 +65,7 @@ from worker_client.model.optimizers import (
     rmsprop,
     sgd,
 )
-from worker_client.model.policies import async_policy, moving_average, ssp_policy, sync_policy
+from worker_client.model.policies import async_policy, moving_average, outer_policy, ssp_policy, sync_policy
 from worker_client.model.wire_format import WireFormat, top_k
 from worker_client.opening import connect, local, observe, observe_local
 from worker_client.session.observer import Observer
@@ -152,6 +152,7 @@ __all__ = [
     "normal_initializer",
     "observe",
     "observe_local",
+    "outer_policy",
     "piecewise_constant",
     "polynomial_decay",
     "proximal_adagrad",

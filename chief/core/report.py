@@ -137,12 +137,18 @@ def _explain_step(cluster: "Cluster", now: float) -> str:
         return f"{outage}step {policy.step} waits" if outage else f"step {policy.step} is being applied"
     if not policy.has_common_steps:
         return outage + _explain_free_step(cluster, now)
-    missing = list(_missing(cluster, now))
+    if policy.is_in_grace:
+        rest = listed([f"worker {member.index}" for member in missing(cluster).owing])
+        return (
+            f"{outage}step {policy.step} has {policy.num_contributions} contributions, enough, and waits {policy.spec.grace_s:g} s for"
+            f" those of {rest or 'other workers'}"
+        )
+    lacking = list(_missing(cluster, now))
     parts = [
         f"{outage}step {policy.step} has {policy.num_contributions} of {policy.num_required} contributions",
         "" if outage else _explain_idle(cluster),
         _explain_old_tokens(policy),
-        f"missing: {listed(missing)}" if missing else "",
+        f"missing: {listed(lacking)}" if lacking else "",
         "" if outage else _advice(cluster),
     ]
     return "; ".join(part for part in parts if part)

@@ -47,7 +47,7 @@ class Policy(Protocol):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """One factor for each of `contributors`; empty: all 1."""
+        """How much each of `contributors` counts in the mean, and for one alone a factor; empty: all 1."""
         return ()
 
     @property
@@ -113,8 +113,20 @@ class Policy(Protocol):
         """A worker takes part from now on, perhaps with contributions that an earlier chief has counted."""
         return
 
-    def commit(self, push_id: PushId, *, step: int) -> Verdict:
-        """Counts a new contribution: ACCEPTED, STALE or LATE. Raises StepAhead, and then has changed nothing."""
+    @property
+    def is_in_grace(self) -> bool:
+        """Whether the open step could be applied, and waits `spec.grace_s` for further contributions."""
+        return False
+
+    def end_grace(self) -> None:
+        """The open step has waited long enough, and is complete."""
+        return
+
+    def commit(self, push_id: PushId, *, step: int, weight: float = 1.0) -> Verdict:
+        """Counts a new contribution: ACCEPTED, STALE or LATE. Raises StepAhead or Unavailable, and then has changed nothing.
+
+        `weight`: how much it counts in the mean of its step.
+        """
 
     def after_commit(self, worker: int) -> list[Grant]:
         """Returns the tokens that are due because `worker` has contributed, or tried to."""

@@ -39,8 +39,10 @@ def new_policy(
         return OrderedPolicy(spec=spec, step=step, counted=counted, workers=workers, max_step=config.max_steps)
     tokens: TokenRule
     if spec.needs_many_workers:
-        tokens = StrictTokens(num_extras=config.num_extras, step=step, contributed=[entry.push_id.worker for entry in counted])
+        tokens = StrictTokens(
+            num_extras=config.num_extras, step=step, contributed=[entry.push_id.worker for entry in counted if entry.step == step]
+        )
     else:
         num_tokens = config.num_initial_tokens if is_start else max(config.num_initial_tokens, config.tokens_per_step)
         tokens = FifoTokens(tokens_per_step=config.tokens_per_step, num_tokens=num_tokens, step=step)
-    return SyncPolicy(spec=spec, num_required=config.num_required, tokens=tokens, step=step, counted=counted)
+    return SyncPolicy(spec=spec, num_required=config.num_required, tokens=tokens, step=step, counted=counted, workers=workers)

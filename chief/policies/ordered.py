@@ -113,7 +113,7 @@ class OrderedPolicy(Policy):
             self._progress[worker] = _Progress(num_done=least, num_pending=num_pending, incarnation=incarnation)
             self._counts[least] += 1
 
-    def commit(self, push_id: PushId, *, step: int) -> Verdict:
+    def commit(self, push_id: PushId, *, step: int, weight: float = 1.0) -> Verdict:
         """Puts a contribution at the end of the queue, unless it would be too stale by its turn."""
         applied_step = self.step + len(self._queue)
         # A worker may have read what the shards have applied just now, and the chief does not know of yet.
@@ -126,9 +126,9 @@ class OrderedPolicy(Policy):
             self._count_done(push_id.worker)
             self._has_slowest_moved = self.least > least
             return Verdict(outcome=PushOutcome.STALE, staleness=staleness)
-        weight = 1 / (1 + excess) if excess > 0 else 1.0
-        self._enqueue(ChosenPush(push_id=push_id, step=step, weight=weight))
-        return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=staleness, weight=weight)
+        factor = 1 / (1 + excess) if excess > 0 else 1.0
+        self._enqueue(ChosenPush(push_id=push_id, step=step, weight=factor))
+        return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=staleness, weight=factor)
 
     def after_commit(self, worker: int) -> list[Grant]:
         """Returns those that may continue because the slowest has been dropped as too stale, and so has made a contribution more."""

@@ -3,12 +3,12 @@
 Strict tokens are here: a worker that waits continues when the step is applied. Knows no leases, calls or clocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from chief.policies.base import Grant, Policy, Verdict
-from ps_protocol.errors import StepAhead
+from ps_protocol.errors import StepAhead, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import ChosenPush
@@ -64,34 +64,56 @@ class TokenRule(Protocol):
 
 
 class SyncPolicy(Policy):
-    """The first R contributions of the open step make the next, of workers that have leave of `tokens` to contribute."""
+    """The first R contributions make the next step, of workers that have leave of `tokens` to contribute to the open one.
+
+    The mean is weighted. Under the policy "outer" contributions of steps gone by are a part of the open step too, and a step that has R
+    waits a while for those of the other live `workers`.
+    """
 
     has_common_steps = True
 
     def __init__(
-        self, *, spec: PolicySpec, num_required: int, tokens: TokenRule, step: int = 0, counted: Sequence[ChosenPush] = ()
+        self,
+        *,
+        spec: PolicySpec,
+        num_required: int,
+        tokens: TokenRule,
+        step: int = 0,
+        counted: Sequence[ChosenPush] = (),
+        workers: Iterable[int] = (),
     ) -> None:
         self.spec = spec
         self.num_required = num_required
         self.step = step
         self._tokens = tokens
-        self._contributors = [entry.push_id for entry in counted]
-        self._is_last = False
+        self._counted = [*counted]
+        self._live = set(workers)
+        # A complete step stays so, whoever joins before it is applied.
+        self._is_complete = self._is_last = False
+        self._look()
 
     @property
     def contributors(self) -> tuple[PushId, ...]:
         """The contributions to the open step so far, sorted."""
-        return tuple(sorted(self._contributors))
+        return tuple(sorted(entry.push_id for entry in self._counted))
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """How much each of `contributors` counts in the mean; empty: all the same."""
+        first = self._counted[0].weight if self._counted else 1.0
+        if all(entry.weight == first for entry in self._counted):
+            return ()
+        return tuple(entry.weight for entry in sorted(self._counted, key=lambda entry: entry.push_id))
 
     @property
     def last_worker(self) -> int:
         """The worker that contributed last."""
-        return self._contributors[-1].worker
+        return self._counted[-1].push_id.worker
 
     @property
     def num_contributions(self) -> int:
         """Contributions that the open step has."""
-        return len(self._contributors)
+        return len(self._counted)
 
     @property
     def num_free_tokens(self) -> int:
@@ -105,8 +127,24 @@ class SyncPolicy(Policy):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the open step has its R contributions, or is the last and has any."""
-        return len(self._contributors) >= (1 if self._is_last else self.num_required)
+        """Whether the open step has its R contributions and the grace is over, or is the last and has any."""
+        return self._is_complete
+
+    @property
+    def is_in_grace(self) -> bool:
+        """Whether the open step has its R contributions, and waits for those of other live workers."""
+        return not self._is_complete and len(self._counted) >= self.num_required
+
+    def end_grace(self) -> None:
+        """The open step waits no longer."""
+        self._is_complete = self.is_in_grace or self._is_complete
+
+    def _look(self) -> None:
+        """Notes whether the open step is complete now."""
+        num_required = 1 if self._is_last else self.num_required
+        if not self._is_complete and len(self._counted) >= num_required:
+            waits = self.spec.grace_s and not self._is_last
+            self._is_complete = not waits or self._live <= {entry.push_id.worker for entry in self._counted}
 
     @property
     def advice_to_all_waiting(self) -> str:
@@ -115,17 +153,19 @@ class SyncPolicy(Policy):
 
     def require(self, num_required: int) -> None:
         """Has the open step, and those after it, need so many contributions; a step that is complete stays so."""
-        if not self.is_complete or num_required <= self.num_contributions:
+        if not self._is_complete or num_required <= self.num_contributions:
             self.num_required = num_required
+            self._look()
 
     def gives_way(self, policy: PolicySpec) -> bool:
-        """At once to synchronous steps; else when the contributions of the open step have made it, however few they are."""
-        self._is_last = not policy.has_common_steps
-        return not (self._is_last and self._contributors)
+        """At once to steps that can take what is counted; else when that has made the open step, however little it is."""
+        self._is_last = not policy.has_common_steps or (self.spec.accepts_stale and not policy.accepts_stale)
+        self._look()
+        return not (self._is_last and self._counted)
 
     @property
     def _is_open(self) -> bool:
-        return not self._is_last and not self.is_complete
+        return not self._is_last and not self._is_complete
 
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
@@ -139,16 +179,28 @@ class SyncPolicy(Policy):
         """Whether a worker has leave to contribute once more to the open step."""
         return self._tokens.holds(worker)
 
-    def commit(self, push_id: PushId, *, step: int) -> Verdict:
-        """Counts a contribution of the open step, until there are R, if its worker may give it."""
+    def join(self, worker: int, incarnation: int) -> None:
+        """A live worker, for which a step may wait."""
+        self._live.add(worker)
+
+    def commit(self, push_id: PushId, *, step: int, weight: float = 1.0) -> Verdict:
+        """Counts a contribution to the open step, until that is complete, if its worker may give it.
+
+        Under "outer" a contribution that comes just then is too dear to be dropped: raises Unavailable, and it counts in the next step.
+        """
         if step > self.step:
             raise _ahead(step, self.step)
-        if step < self.step:
-            return Verdict(outcome=PushOutcome.STALE, staleness=self.step - step)
-        if not self._is_open or not self._tokens.spend(push_id.worker):
+        staleness, takes_late = self.step - step, self.spec.accepts_stale
+        limit = self.spec.max_staleness if takes_late else 0
+        if limit is not None and staleness > limit:
+            return Verdict(outcome=PushOutcome.STALE, staleness=staleness)
+        if not self._is_open and takes_late:
+            raise Unavailable(f"step {self.step} is being applied: a contribution counts in the next one")
+        if not self._is_open or not (staleness or self._tokens.spend(push_id.worker)):
             return Verdict(outcome=PushOutcome.LATE)
-        self._contributors.append(push_id)
-        return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=step)
+        self._counted.append(ChosenPush(push_id=push_id, step=step, weight=weight))
+        self._look()
+        return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=self.step, staleness=staleness)
 
     def after_commit(self, worker: int) -> list[Grant]:
         """Returns the tokens that are due because `worker` has contributed, or tried to."""
@@ -158,6 +210,8 @@ class SyncPolicy(Policy):
         """Returns the step of a token, or None: the worker waits. Raises StepAhead."""
         if local_step > self.step:
             raise _ahead(local_step, self.step)
+        if self._is_complete and self.spec.accepts_stale:
+            local_step = self.step  # a worker that is late had better wait for the step that is being applied
         return self._tokens.ask(worker, local_step=local_step, request_id=request_id, is_open=self._is_open)
 
     def forget_wish(self, worker: int) -> None:
@@ -166,17 +220,20 @@ class SyncPolicy(Policy):
 
     def drop(self, worker: int) -> list[Grant]:
         """Forgets a lost worker. Its contributions stay counted."""
+        self._live.discard(worker)
+        self._look()
         return self._tokens.drop(worker)
 
     def advance(self) -> list[Grant]:
         """Opens the next step."""
-        self._contributors.clear()
+        self._counted.clear()
+        self._is_complete = False
         self.step += 1
         return self._tokens.open_step(self.step)
 
     def counted(self) -> Sequence[ChosenPush]:
         """Returns the contributions of the open step, in order of their coming."""
-        return [ChosenPush(push_id=push_id, step=self.step) for push_id in self._contributors]
+        return tuple(self._counted)
 
 
 def _ahead(step: int, open_step: int) -> StepAhead:

@@ -21,7 +21,7 @@ class UnlockedPolicy(Policy):
         self.spec = spec
         self.step = step
 
-    def commit(self, push_id: PushId, *, step: int) -> Verdict:
+    def commit(self, push_id: PushId, *, step: int, weight: float = 1.0) -> Verdict:
         """Counts a contribution that the servers have applied, as the step that is open now."""
         applied_step = self.step
         self.step += 1

@@ -262,7 +262,7 @@ def simulate(
         raise InvalidSpec(f"rounds: got {num_rounds} and {num_warm_up} before them, want 1 or more and 0 or more")
     if policy.applies_on_arrival:
         raise InvalidSpec(f"policy {policy.text}: without locking, nothing waits for anything, so there is nothing to simulate")
-    steps_per_round = num_workers if policy.accepts_stale else 1
+    steps_per_round = 1 if policy.has_common_steps else num_workers
     with _without_garbage_collector():
         simulation = _Simulation(
             policy=policy, num_workers=num_workers, num_required=num_required, latency=latency, costs=costs or Costs(), seed=seed

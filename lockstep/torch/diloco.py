@@ -23,7 +23,8 @@ class DiLoCo:
     While the `with` block is open, each call of `inner.step()` is an inner step. The last of `sync_every` contributes how far the worker
     came, `anchor - parameters`, as a gradient; the anchor is what the cluster had before. The servers step by the workers' mean with the
     outer optimizer, and the parameters become what comes of it: DiLoCo, arXiv 2311.08105, algorithm 1. With `outer=lockstep.sgd(1.0)` it is
-    local SGD, arXiv 1805.09767: the mean of the workers' parameters.
+    local SGD, arXiv 1805.09767: the mean of the workers' parameters. The mean is weighted by inner steps. Under `lockstep.outer_policy()`
+    an outer step does not wait for workers that are late, and loses nothing of theirs.
 
     `session`, `model` and `options`: those of `lockstep.torch.Optimizer`, which `self.outer` is, with `session`, `global_step`, `report()`
     and `is_finished`. `inner`: an optimizer of torch over parameters of the model; its state stays in the worker. `outer`: None is Nesterov
@@ -84,7 +85,7 @@ class DiLoCo:
                 parameter.grad = anchor - parameter
                 parameter.copy_(anchor)  # a contribution is computed from the cluster's values
             try:
-                self.outer.step()
+                self.outer.step(weight=max(1, self._num_since))
             except BaseException:
                 for parameter in self._parameters:
                     parameter.sub_(parameter.grad)  # to where the worker was

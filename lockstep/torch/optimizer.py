@@ -90,10 +90,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
 
     # -- a step
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Contributes the gradients, waits for the step, and copies the new values into the parameters; returns the result of `closure`.
 
-        After the end of training (`is_finished`) it changes nothing. Errors are those of `Session.step`.
+        `weight`: how much the gradients count in the mean over the workers, such as the samples of the batch. After the end of training
+        (`is_finished`) it changes nothing. Errors are those of `Session.step`.
         """
         loss = None
         if closure is not None:
@@ -111,7 +112,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
                 table.forget()
             give: Callable[[], Push] = session.skip
         else:
-            give = self._contribution(scale)
+            give = self._contribution(scale, weight)
         self.last_push = until_counted(session, give, has_same_values=lambda: self._model.has_values(session.views()))
         self.num_steps += 1
         if self._torch is not None:
@@ -151,7 +152,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         while scheduler.last_epoch < self.global_step:
             scheduler.step()
 
-    def _contribution(self, scale: float) -> Callable[[], Push]:
+    def _contribution(self, scale: float, weight: float) -> Callable[[], Push]:
         """Returns a function that contributes this step's gradients, metrics and updates; it may be called again."""
         session, model, gradients = self._session, self._model, self._model.gradients()
         self._check(gradients)
@@ -165,7 +166,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
             model.stage(gradients, staged, scale=scale)
             staged.update(rows)
             staged.update(self._left_out)
-            return session.step(staged, updates=updates, metrics=metrics or None, hyperparameters=numbers)
+            return session.step(staged, updates=updates, metrics=metrics or None, hyperparameters=numbers, weight=weight)
 
         return give
 

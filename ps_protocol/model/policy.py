@@ -9,6 +9,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.shown import shown
 
 MAX_STALENESS = 1 << 31
+MAX_GRACE_S = 86_400
 MAX_REPLICAS = 100_000
 # Initial tokens of the fifo queue: at most MANY_TOKENS and those of so many steps, which the chief checks, since it knows R and T. Those
 # beyond the first step's only give gradients that are dropped. MAX_TOKENS is the limit of the largest cluster.
@@ -17,11 +18,15 @@ MAX_TOKENS = MANY_TOKENS + MANY_STEPS_OF_TOKENS * MAX_REPLICAS
 
 
 class PolicyName(enum.Enum):
-    """SYNC: a step is the mean of R contributions. SSP: who is too far ahead of the slowest waits. ASYNC: no worker waits."""
+    """SYNC: a step is the mean of R contributions. SSP: who is too far ahead of the slowest waits. ASYNC: no worker waits.
+
+    OUTER: sync for contributions that took long to compute: a step waits a while for more than R, and what comes later is in the next one.
+    """
 
     SYNC = 1
     SSP = 2
     ASYNC = 3
+    OUTER = 4
 
     # By identity, which every step needs: the hash of an enum is a function in Python.
     __hash__ = object.__hash__
@@ -48,7 +53,8 @@ class PolicySpec:
     SYNC: `tokens`, and with FIFO `num_tokens` initial ones (-1: as many as R). `replicas_to_aggregate` (R) and `total_num_replicas` (T):
     None leaves what the chief was started with. SSP: `staleness`, how many contributions a worker may be ahead of the slowest live one.
     ASYNC: `use_locking` (False: servers apply on arrival, without a lock, and concurrent updates may be lost). SSP and locked ASYNC:
-    `max_staleness` (None: any) and `too_stale`.
+    `max_staleness` (None: any) and `too_stale`. OUTER: `grace_s`, for how many seconds a step that has R contributions waits for those of
+    the other live workers, and `max_staleness`, by how many steps a contribution may be late.
     """
 
     name: PolicyName = PolicyName.SYNC
@@ -60,6 +66,7 @@ class PolicySpec:
     use_locking: bool = True
     max_staleness: int | None = None
     too_stale: TooStale = TooStale.DROP
+    grace_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -73,6 +80,8 @@ class PolicySpec:
             raise InvalidSpec(f"max_staleness: got {shown(self.max_staleness)}, want 0 to {MAX_STALENESS}, or None for any")
         if not -1 <= self.num_tokens <= MAX_TOKENS:
             raise InvalidSpec(f"num_tokens: got {shown(self.num_tokens)}, want -1 (as many as replicas_to_aggregate) to {MAX_TOKENS}")
+        if not 0 <= self.grace_s <= MAX_GRACE_S:
+            raise InvalidSpec(f"grace_s: got {shown(self.grace_s)}, want 0 to {MAX_GRACE_S} seconds")
         self._check_combination()
 
     def _check_kinds(self) -> None:
@@ -81,6 +90,8 @@ class PolicySpec:
             # Not isinstance: a bool is an int, but no number of anything.
             if type(value) is not int and (value is not None or field in ("staleness", "num_tokens")):
                 raise InvalidSpec(f"{field}: got {shown(value)}, want a whole number")
+        if type(self.grace_s) not in (int, float):
+            raise InvalidSpec(f"grace_s: got {shown(self.grace_s)}, want a number of seconds")
 
     def _check_combination(self) -> None:
         if self.max_staleness is not None and not self.use_locking:
@@ -121,7 +132,7 @@ class PolicySpec:
     @property
     def accepts_stale(self) -> bool:
         """Whether shards take contributions of steps gone by."""
-        return not KINDS[self.name].has_common_steps
+        return KINDS[self.name].accepts_stale
 
     @property
     def applies_on_arrival(self) -> bool:
@@ -131,11 +142,15 @@ class PolicySpec:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyKind:
-    """The policies of one name: which numbers of PolicySpec they have a use for, what they are called, and what a step is made of."""
+    """The policies of one name: which numbers of PolicySpec they have a use for, what they are called, and what a step is made of.
+
+    `has_common_steps`: a step is the mean of several contributions. `accepts_stale`: also of those computed from steps gone by.
+    """
 
     parameters: frozenset[str]
     text: Callable[[PolicySpec], str]
     has_common_steps: bool = False
+    accepts_stale: bool = True
 
 
 def _sync_text(policy: PolicySpec) -> str:
@@ -150,10 +165,17 @@ def _async_text(policy: PolicySpec) -> str:
     return "async" if policy.use_locking else "async, unlocked"
 
 
+def _outer_text(policy: PolicySpec) -> str:
+    return f"outer, {policy.grace_s:g} s of grace" if policy.grace_s else "outer"
+
+
 KINDS: Mapping[PolicyName, PolicyKind] = {
-    PolicyName.SYNC: PolicyKind(parameters=frozenset({"tokens", "num_tokens"}), text=_sync_text, has_common_steps=True),
+    PolicyName.SYNC: PolicyKind(
+        parameters=frozenset({"tokens", "num_tokens"}), text=_sync_text, has_common_steps=True, accepts_stale=False
+    ),
     PolicyName.SSP: PolicyKind(parameters=frozenset({"staleness", "max_staleness", "too_stale"}), text=_ssp_text),
     PolicyName.ASYNC: PolicyKind(parameters=frozenset({"use_locking", "max_staleness", "too_stale"}), text=_async_text),
+    PolicyName.OUTER: PolicyKind(parameters=frozenset({"grace_s", "max_staleness"}), text=_outer_text, has_common_steps=True),
 }
 # The numbers that only some have a use for; R and T are every policy's.
 PARAMETERS = frozenset[str]().union(*(kind.parameters for kind in KINDS.values()))
@@ -161,5 +183,6 @@ _DEFAULTS = {field.name: field.default for field in fields(PolicySpec)}
 
 
 def users_text(parameter: str) -> str:
-    """Returns the names of the policies that have a use for a number, for example "async and ssp"."""
-    return " and ".join(sorted(name.name.lower() for name, kind in KINDS.items() if parameter in kind.parameters))
+    """Returns the names of the policies that have a use for a number, for example "async, outer and ssp"."""
+    *others, last = sorted(name.name.lower() for name, kind in KINDS.items() if parameter in kind.parameters)
+    return f"{', '.join(others)} and {last}" if others else last

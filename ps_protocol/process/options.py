@@ -17,7 +17,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import did_you_mean
-from ps_protocol.model.policy import KINDS, MAX_REPLICAS, MAX_TOKENS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
+from ps_protocol.model.policy import KINDS, MAX_GRACE_S, MAX_REPLICAS, MAX_TOKENS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
 from ps_protocol.security.options import Security, check_token
 
 T = TypeVar("T")
@@ -298,6 +298,16 @@ def _positive(what: str) -> Callable[[str], float]:
     return parse
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= MAX_GRACE_S:
+        raise ValueError(f"a number of seconds from 0 to {MAX_GRACE_S}")
+    return value
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.strip().lower() not in words:
@@ -569,6 +579,15 @@ STALENESS = Option(
     group=POLICY_GROUP,
     is_usual=True,
 )
+GRACE = Option(
+    name="grace",
+    parse=_seconds,
+    default=0.0,
+    words="outer: how long a step that has enough contributions waits for those of the other workers",
+    programs=_POLICY,
+    metavar="SECONDS",
+    group=POLICY_GROUP,
+)
 NO_LOCKING = Option(
     name="no-locking",
     parse=parse_truth,
@@ -581,7 +600,7 @@ MAX_STALENESS: Option[int | None] = Option(
     name="max-staleness",
     parse=_whole(least=0),
     default=None,
-    words="ssp and async: a contribution is too stale if it is more than N steps old",
+    words="ssp, async and outer: a contribution is too stale if it is more than N steps old",
     programs=_POLICY,
     metavar="N",
     otherwise="none",
@@ -1006,7 +1025,7 @@ def contributions_of(given: Given, policy: PolicyName, *, num_workers: int | Non
     backups, required = given[BACKUP_WORKERS], given[CONTRIBUTIONS]
     for option in (BACKUP_WORKERS, CONTRIBUTIONS):
         if given[option] and not KINDS[policy].has_common_steps:
-            raise InvalidSpec(f"{given.source(option)}: only the policy sync has steps of several contributions, not {policy.name.lower()}")
+            raise InvalidSpec(f"{given.source(option)}: only sync and outer have steps of several contributions, not {policy.name.lower()}")
     if backups is None:
         return required
     flag = given.source(BACKUP_WORKERS)
@@ -1023,7 +1042,7 @@ def check_least(given: Given, policy: PolicySpec, *, num_required: int) -> None:
     """Raises InvalidSpec if a step is to need more contributions once workers are lost than before."""
     least = given[MIN_REPLICAS]
     if least is not None and not (policy.has_common_steps and least <= num_required):
-        want = f"1 to {num_required}, which a step needs when no worker is lost" if policy.has_common_steps else "the policy sync"
+        want = f"1 to {num_required}, which a step needs when no worker is lost" if policy.has_common_steps else "the policy sync or outer"
         raise InvalidSpec(f"{given.source(MIN_REPLICAS)}: got {least}, want {want}")
 
 
@@ -1034,6 +1053,7 @@ _PARAMETERS: dict[Option[Any], str] = {
     STALENESS: "staleness",
     NO_LOCKING: "use_locking",
     MAX_STALENESS: "max_staleness",
+    GRACE: "grace_s",
     TOO_STALE: "too_stale",
 }
 

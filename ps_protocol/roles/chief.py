@@ -23,6 +23,8 @@ from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, ShardReport
 DEFAULT_POLICY = PolicySpec()
 MAX_INDEX = (1 << 31) - 1
 MAX_SHARDS = 10_000
+# The largest weight of a contribution.
+MAX_WEIGHT = 1e12
 # In seconds: what a chief grants, and what a process can wait.
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 1e9
 
@@ -135,7 +137,7 @@ class PushOutcome(enum.Enum):
 class PushCommit:
     """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it.
 
-    `ranges`: ids of the leased ranges of the training data that it was made from.
+    `ranges`: ids of the leased ranges of the training data that it was made from. `weight`: how much it counts in the mean of its step.
     """
 
     push_id: PushId
@@ -144,6 +146,7 @@ class PushCommit:
     is_applied: bool = False
     ranges: tuple[int, ...] = ()
     attached: Attachments = NO_ATTACHMENTS
+    weight: float = 1.0
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

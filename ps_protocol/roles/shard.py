@@ -194,7 +194,8 @@ class ApplyReply:
 class ApplyRequest:
     """The step to apply and the contributions to average, sorted: the optimizer makes the next step of the mean.
 
-    `weights`: one factor for each contributor's gradients, in the same order; empty: all 1. They do not change what the sum is divided by.
+    `weights`: how much each contributor counts in the mean of those that have a gradient, in the same order; of one alone: a factor; empty:
+    all 1.
     `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
     be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:

@@ -342,20 +342,22 @@ class GetModelResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ...) -> None: ...
 
 class PushCommit(_message.Message):
-    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "attached")
+    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "attached", "weight")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     step: int
     staged: bool
     is_applied: bool
     ranges: _containers.RepeatedScalarFieldContainer[int]
     attached: _tensor_pb2.Attachments
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., attached: _Optional[_Union[_tensor_pb2.Attachments, _Mapping]] = ...) -> None: ...
+    weight: float
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., attached: _Optional[_Union[_tensor_pb2.Attachments, _Mapping]] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class CommitResult(_message.Message):
     __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "weight")
@@ -824,17 +826,19 @@ class FinishTrainingResponse(_message.Message):
     def __init__(self, global_step: _Optional[int] = ...) -> None: ...
 
 class PolicySpec(_message.Message):
-    __slots__ = ("name", "tokens", "num_tokens", "replicas_to_aggregate", "total_num_replicas", "staleness", "use_locking", "max_staleness", "too_stale")
+    __slots__ = ("name", "tokens", "num_tokens", "replicas_to_aggregate", "total_num_replicas", "staleness", "use_locking", "max_staleness", "too_stale", "grace")
     class Name(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NAME_UNSPECIFIED: _ClassVar[PolicySpec.Name]
         NAME_SYNC: _ClassVar[PolicySpec.Name]
         NAME_SSP: _ClassVar[PolicySpec.Name]
         NAME_ASYNC: _ClassVar[PolicySpec.Name]
+        NAME_OUTER: _ClassVar[PolicySpec.Name]
     NAME_UNSPECIFIED: PolicySpec.Name
     NAME_SYNC: PolicySpec.Name
     NAME_SSP: PolicySpec.Name
     NAME_ASYNC: PolicySpec.Name
+    NAME_OUTER: PolicySpec.Name
     class Tokens(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         TOKENS_UNSPECIFIED: _ClassVar[PolicySpec.Tokens]
@@ -860,6 +864,7 @@ class PolicySpec(_message.Message):
     USE_LOCKING_FIELD_NUMBER: _ClassVar[int]
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     TOO_STALE_FIELD_NUMBER: _ClassVar[int]
+    GRACE_FIELD_NUMBER: _ClassVar[int]
     name: PolicySpec.Name
     tokens: PolicySpec.Tokens
     num_tokens: int
@@ -869,7 +874,8 @@ class PolicySpec(_message.Message):
     use_locking: bool
     max_staleness: int
     too_stale: PolicySpec.TooStale
-    def __init__(self, name: _Optional[_Union[PolicySpec.Name, str]] = ..., tokens: _Optional[_Union[PolicySpec.Tokens, str]] = ..., num_tokens: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., staleness: _Optional[int] = ..., use_locking: bool = ..., max_staleness: _Optional[int] = ..., too_stale: _Optional[_Union[PolicySpec.TooStale, str]] = ...) -> None: ...
+    grace: _duration_pb2.Duration
+    def __init__(self, name: _Optional[_Union[PolicySpec.Name, str]] = ..., tokens: _Optional[_Union[PolicySpec.Tokens, str]] = ..., num_tokens: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., staleness: _Optional[int] = ..., use_locking: bool = ..., max_staleness: _Optional[int] = ..., too_stale: _Optional[_Union[PolicySpec.TooStale, str]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ChangeSettingsRequest(_message.Message):
     __slots__ = ("request_id", "max_wait", "policy", "hyperparameters")

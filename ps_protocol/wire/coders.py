@@ -36,10 +36,10 @@ _Schedule_arguments = fields.default_of(Schedule, "arguments")
 _OptimizerSpec_hyperparameters = fields.default_of(OptimizerSpec, "hyperparameters")
 _OptimizerSpec_slot_values = fields.default_of(OptimizerSpec, "slot_values")
 _ModelSpec_clip = fields.default_of(ModelSpec, "clip")
-_PolicyName_NUMBERS: dict[Any, Any] = {PolicyName.SYNC: 1, PolicyName.SSP: 2, PolicyName.ASYNC: 3}
+_PolicyName_NUMBERS: dict[Any, Any] = {PolicyName.SYNC: 1, PolicyName.SSP: 2, PolicyName.ASYNC: 3, PolicyName.OUTER: 4}
 _TokenMode_NUMBERS: dict[Any, Any] = {TokenMode.STRICT: 1, TokenMode.FIFO: 2}
 _TooStale_NUMBERS: dict[Any, Any] = {TooStale.DROP: 1, TooStale.SCALE: 2}
-_PolicyName_MEMBERS: dict[Any, Any] = {1: PolicyName.SYNC, 2: PolicyName.SSP, 3: PolicyName.ASYNC}
+_PolicyName_MEMBERS: dict[Any, Any] = {1: PolicyName.SYNC, 2: PolicyName.SSP, 3: PolicyName.ASYNC, 4: PolicyName.OUTER}
 _TokenMode_MEMBERS: dict[Any, Any] = {1: TokenMode.STRICT, 2: TokenMode.FIFO}
 _TooStale_MEMBERS: dict[Any, Any] = {1: TooStale.DROP, 2: TooStale.SCALE}
 _FormulaUpdate_arrays = fields.default_of(FormulaUpdate, "arrays")
@@ -324,6 +324,8 @@ def write_PolicySpec(value: PolicySpec, message: Any) -> None:
     if (one := value.max_staleness) is not None:
         message.max_staleness = one
     message.too_stale = _TooStale_NUMBERS[value.too_stale]
+    if (one := value.grace_s) != 0.0:
+        fields.write_duration(one, message.grace)
 
 
 def read_PolicySpec(message: Any) -> PolicySpec:
@@ -337,6 +339,7 @@ def read_PolicySpec(message: Any) -> PolicySpec:
         use_locking=message.use_locking if message.HasField("use_locking") else True,
         max_staleness=message.max_staleness if message.HasField("max_staleness") else None,
         too_stale=fields.chosen(_TooStale_MEMBERS, message.too_stale, "policy.too_stale") if message.too_stale else TooStale.DROP,
+        grace_s=fields.decode_duration(message.grace, field="policy.grace") if message.HasField("grace") else 0.0,
     )
 
 
@@ -1222,6 +1225,8 @@ def write_PushCommit(value: PushCommit, message: Any) -> None:
         message.ranges.extend(one)
     if (one := value.attached) is not _PushCommit_attached and one != _PushCommit_attached:
         write_Attachments(one, message.attached)
+    if (one := value.weight) != 1.0:
+        message.weight = one
 
 
 def read_PushCommit(message: Any) -> PushCommit:
@@ -1233,6 +1238,7 @@ def read_PushCommit(message: Any) -> PushCommit:
         is_applied=message.is_applied,
         ranges=tuple(message.ranges),
         attached=read_Attachments(message.attached) if message.HasField("attached") else _PushCommit_attached,
+        weight=message.weight if message.HasField("weight") else 1.0,
     )
 
 

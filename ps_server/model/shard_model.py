@@ -442,6 +442,11 @@ class ShardModel:
         contributions = self.inbox.select(request.contributors, step=request.step, without=request.without)
         memories = [contribution.memory for contribution in contributions if contribution.memory is not None]
         self._settings.begin(request.step, request.hyperparameters)
+        if weights:
+            by_id = dict(zip(sorted(request.contributors), weights, strict=True))
+            weights = tuple(by_id[one.push_id] for one in contributions if one.memory is not None)
+            # Beside contributions without a gradient, the only one that has some is the mean.
+            weights = () if len(weights) == 1 < len(request.contributors) else weights
         rows = _NO_ROWS
         if num_tables:
             gradients = [memory.rows for memory in memories]

@@ -420,7 +420,8 @@ class StepMemory:
     """What one step reads (`value`, `gradients`) and writes (`out`, `slots` by name, `average`); all have the layout's arrangement.
 
     `out` may be `value` itself: then the values change in place. For each of `gradients`, `absent` has the slices that it has no gradient
-    for (an empty gradient: all of them), and `weights` a factor; `scales` has a factor for the mean of each slice. Empty: none, and all 1.
+    for (an empty gradient: all of them), and `weights` how much it counts in the mean; one alone is a factor. `scales` has a factor for the
+    mean of each slice. Empty: none, and all 1.
     `encodings`: how each of `gradients` lies in its memory, as it is or in halves; empty: all as they are. `formulas`: what is computed
     once everything else is, in this order, each with the position of the contribution that has its arrays; what they write is `absent`
     there. `step` is that of the gradients.
@@ -513,7 +514,10 @@ class RunView:
             else memory.gradients[position][stretch].view(dtype)
             for position in run.contributors
         ]
-        weights = [memory.weights[position] for position in run.contributors] if memory.weights else ()
+        weights = [memory.weights[position] for position in run.contributors] if memory.weights else []
+        if len(memory.weights) > 1 and weights:
+            scale = len(weights) / sum(weights)
+            weights = [weight * scale for weight in weights]
         self.weights = weights if weights and any(weight != 1.0 for weight in weights) else ()
         self.size = self.value.size
         self.is_half = run.arena.data_type.itemsize == 2

@@ -62,32 +62,31 @@ def in_order(gradient: RowGradient, *, sum_dtype: np.dtype[Any]) -> RowGradient:
 
 
 def mean_of_rows(
-    gradients: Sequence[RowGradient], *, weights: Sequence[float], num_contributors: int | None, sum_dtype: np.dtype[Any]
+    gradients: Sequence[RowGradient], *, weights: Sequence[float], divisor: float | None, sum_dtype: np.dtype[Any]
 ) -> RowGradient:
     """Returns the mean of gradients in order, summed in the order given, as an array of its own in `sum_dtype`.
 
-    `weights`: a factor for each gradient, that changes nothing of what the sum is divided by. `num_contributors`: what every row is divided
-    by; None: by the number of gradients that have it.
+    `weights`: a factor for each gradient. `divisor`: what every row is divided by; None: by the weights of the gradients that have it.
     """
     if len(gradients) == 1:
         indices, rows = gradients[0].indices, gradients[0].rows.astype(sum_dtype)
-        if weights[0] != 1:
+        if weights[0] != 1 and divisor is not None:
             rows *= sum_dtype.type(weights[0])
-        divisor: Array | None = None
+        total: Array | None = None
     else:
         indices = np.unique(np.concatenate([gradient.indices for gradient in gradients]))
         rows = np.zeros((indices.size, gradients[0].rows.shape[1]), sum_dtype)
-        divisor = np.zeros((indices.size, 1), sum_dtype)
+        total = np.zeros((indices.size, 1), sum_dtype)
         for gradient, weight in zip(gradients, weights, strict=True):
             at = np.searchsorted(indices, gradient.indices)
             part = gradient.rows.astype(sum_dtype, copy=False)
             # No index twice, so nothing is lost where rows are added in place.
             rows[at] += part if weight == 1 else part * sum_dtype.type(weight)
-            divisor[at] += 1
-    if num_contributors is not None:
-        rows /= sum_dtype.type(num_contributors)
-    elif divisor is not None:
-        rows /= divisor
+            total[at] += weight
+    if divisor is not None:
+        rows /= sum_dtype.type(divisor)
+    elif total is not None:
+        rows /= total
     return RowGradient(indices=indices, rows=rows)
 
 
@@ -384,7 +383,10 @@ class Table:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class SparseStep:
-    """The part of a step for the tables: each contribution's gradients by table, their weights, and the factors of the tables' means."""
+    """The part of a step for the tables: each contribution's gradients by table, how much it counts, and the factors of the tables' means.
+
+    The weight of one alone is a factor.
+    """
 
     gradients: Sequence[Mapping[int, RowGradient]]
     weights: Sequence[float]
@@ -496,11 +498,12 @@ class TableGroup:
             return None
         variable = self._tables[position].piece.variable
         is_by_replica = variable.sparse_mean is SparseMean.PER_REPLICA
+        divisor = 1.0 if len(step.weights) == 1 else sum(step.weights) if is_by_replica else None
         with np.errstate(all="ignore"):
             mean = mean_of_rows(
                 [gradient for gradient, _ in given],
                 weights=[weight for _, weight in given],
-                num_contributors=len(step.gradients) if is_by_replica else None,
+                divisor=divisor,
                 sum_dtype=variable.data_type.sum_dtype,
             )
             if self._limit:

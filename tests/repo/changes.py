@@ -153,7 +153,7 @@ class EagerPolicy(OrderedPolicy):
         return EagerPolicy(spec=spec, step=step, counted=counted, workers=workers)
 """,
             ),
-            Edit(path="ps_protocol/model/policy.py", before="    ASYNC = 3\n", text="    EAGER = 4\n"),
+            Edit(path="ps_protocol/model/policy.py", before="    ASYNC = 3\n", text="    EAGER = 5\n"),
             Edit(
                 path="ps_protocol/model/policy.py",
                 before="    PolicyName.ASYNC: PolicyKind(",
@@ -164,7 +164,7 @@ class EagerPolicy(OrderedPolicy):
                 before="    // Nobody waits.\n",
                 text="""\
     // Nobody waits at all.
-    NAME_EAGER = 4;
+    NAME_EAGER = 5;
 """,
             ),
             Edit(

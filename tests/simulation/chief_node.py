@@ -237,7 +237,9 @@ class ChiefNode:
         if spec != self._rules.spec:
             self._world.seen["another policy holds"] += 1
             self._has_changed = True
-        is_closing = any(not wanted.has_common_steps for wanted in self._wanted_policies.values())
+        is_closing = any(
+            not wanted.has_common_steps or spec.accepts_stale > wanted.accepts_stale for wanted in self._wanted_policies.values()
+        )
         self._rules = self._oracle.rules.under(spec, is_closing=is_closing)
 
     def _look_whether_it_is_finished(self) -> None:

@@ -58,7 +58,7 @@ class SimulatedCluster:
             spec=scenario.policy,
             num_workers=scenario.num_workers,
             num_required=scenario.num_required,
-            min_required=min_if_strict if scenario.policy == DEFAULT_POLICY else scenario.num_required,
+            min_required=min_if_strict if scenario.policy.needs_many_workers else scenario.num_required,
             min_if_strict=min_if_strict,
         )
         self.oracle = Oracle(servers=self.servers, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP, rules=rules)
@@ -147,7 +147,8 @@ class SimulatedCluster:
 
     def _missing_standbys(self, chief: ChiefNode) -> list[str]:
         """Why standbys are missing that could be brought back from a checkpoint."""
-        has_way_back = bool(self.standbys) and self.scenario.durability is not None and chief.coordinator.cluster.policy.has_common_steps
+        takes_late = chief.coordinator.cluster.policy.spec.accepts_stale
+        has_way_back = bool(self.standbys) and self.scenario.durability is not None and not takes_late
         shards = chief.coordinator.status(self.world.now).shards if has_way_back else ()
         return [shard.standby_missing for shard in shards if shard.standby_missing]
 

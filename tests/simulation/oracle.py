@@ -17,7 +17,7 @@ from ps_protocol.roles.chief import CommitResult, PushOutcome
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ApplyRequest, RestoreRequest, ShardReport, ShardSpec
 from tests.simulation.epochs import Contributors, Epoch, Era, State
-from tests.simulation.rules import Changes, PolicyRules, Setting
+from tests.simulation.rules import Changes, PolicyRules, Setting, weight_of
 
 LEARNING_RATE, MOMENTUM = 0.5, 0.25
 # More than a chief's record takes here.
@@ -186,7 +186,10 @@ class Oracle:
         if epoch.rates.setdefault(step, rate) != rate:
             raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: {server} uses the rate {rate}, another {epoch.rates[step]}")
         self._note_without(epoch, step, server, request.without)
-        weights = request.weights or (1.0,) * len(contributors)
+        # One alone has a factor; of several, each counts in the mean as its worker said.
+        factor = request.weights[0] if request.weights else 1.0
+        num_given = len(contributors) - len(request.without)
+        weights = [factor if len(contributors) == 1 else 1.0 if num_given == 1 else weight_of(one.worker) for one in contributors]
         given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
         rate, phase = self._numbers_of(life, [push_id for push_id, _ in given], rate)
         state = self._next_state(epoch.states[server, step], life, server, given, rate=rate, phase=phase)
@@ -569,9 +572,10 @@ class Oracle:
         given = [one for one in sorted(contributions) if (life, one[0]) not in self._empty]
         if not given:
             return state
+        scale = len(given) / sum(weight for _, weight in given) if len(contributions) > 1 else 1.0
         for push_id, weight in given:
             of = lie_of if self._lies.get((server, push_id)) else gradient_of
-            total = total + of(push_id, shard=index_of(server), size=self._size) * np.float32(weight)
+            total = total + of(push_id, shard=index_of(server), size=self._size) * np.float32(weight * scale)
         mean = total / np.float32(len(given))
         before = np.zeros_like(mean) if phase > state.phase else state.momentum
         momentum = before * np.float32(MOMENTUM) + mean

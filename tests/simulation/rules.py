@@ -13,6 +13,11 @@ Who = tuple[int, int]
 Setting = PolicySpec | float
 
 
+def weight_of(worker: int) -> float:
+    """Returns how much a worker's contributions count in the mean of a step."""
+    return 3.0 if worker == 2 else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRules:
     """The rules of one policy; `num_required` is R, and `min_required` what a step needs at least when workers or data are short.
@@ -61,15 +66,18 @@ class PolicyRules:
     def _broken_by_common_step(
         self, step: int, contributors: tuple[PushId, ...], made_at: Mapping[PushId, int], former: "Collection[PolicyRules]"
     ) -> str:
-        stale = [push_id for push_id in contributors if made_at[push_id] != step]
+        takes_late = self.spec.accepts_stale or any(rules.spec.accepts_stale for rules in former)
+        limits = [rules.spec.max_staleness if rules.spec.accepts_stale else 0 for rules in (self, *former)]
+        limit = step if None in limits else max(one for one in limits if one is not None)
+        stale = [push_id for push_id in contributors if not step - limit <= made_at[push_id] <= step]
         if stale:
             return f"{stale} were computed from steps {[made_at[push_id] for push_id in stale]}"
         most = max(self.num_required, *(rules.num_required for rules in former)) if former else self.num_required
-        if not self.min_required <= len(contributors) <= most:
+        if not self.min_required <= len(contributors) <= (most if not takes_late else len(contributors)):
             return f"it is made of {len(contributors)} contributions, and R is {most}, at least {self.min_required}"
         is_strict = self.spec.tokens is TokenMode.STRICT and all(rules.spec.tokens is TokenMode.STRICT for rules in former)
         num_extras = max(0, most - self.num_workers)
-        if is_strict and len({push_id.worker for push_id in contributors}) < len(contributors) - num_extras:
+        if is_strict and len({(one.worker, made_at[one]) for one in contributors}) < len(contributors) - num_extras:
             return f"a worker has given two of {contributors}, and there are {num_extras} extra tokens"
         return ""
 
@@ -84,9 +92,13 @@ class PolicyRules:
 
     @property
     def has_own_steps(self) -> bool:
-        """Whether a token means that all is applied that its worker has given: not one of the original's queue, nor an extra one."""
+        """Whether a token means that all is applied that its worker has given.
+
+        Not one of the original's queue, nor an extra one, nor one of a worker whose contribution is late: it goes on at once.
+        """
         has_extras = self.spec.has_common_steps and self.num_required > self.num_workers
-        return self.spec.tokens is TokenMode.STRICT and not has_extras
+        takes_late = self.spec.has_common_steps and self.spec.accepts_stale
+        return self.spec.tokens is TokenMode.STRICT and not has_extras and not takes_late
 
     @property
     def max_lead(self) -> int | None:

@@ -104,7 +104,7 @@ def scenario_of(seed: int) -> Scenario:
             *_orders(random.Random(f"orders {seed}"), has_storage=durability is not None),
         ),
         data=_data(random.Random(f"data {seed}")),
-        policy=_policy(random.Random(f"policy {seed}")),
+        policy=_outer(random.Random(f"outer {seed}")) or _policy(random.Random(f"policy {seed}")),
     )
     scenario = _with_standbys(scenario, random.Random(f"standbys {seed}"))
     history = random.Random(f"history {seed}")
@@ -159,6 +159,13 @@ def _policy(chance: random.Random) -> PolicySpec:
         max_staleness=max_staleness,
         too_stale=too_stale if max_staleness is not None else TooStale.DROP,
     )
+
+
+def _outer(chance: random.Random) -> PolicySpec | None:
+    """Steps that wait a while for late contributions, and take still later ones; None, mostly: another policy."""
+    if chance.random() < 0.88:
+        return None
+    return PolicySpec(name=PolicyName.OUTER, grace_s=chance.choice((0.0, 0.05, 0.3, 1.0)), max_staleness=chance.choice((None, None, 1, 3)))
 
 
 def _data(chance: random.Random) -> DataSpec | None:
@@ -217,6 +224,8 @@ POLICIES = (
     PolicySpec(name=PolicyName.ASYNC, max_staleness=1),
     PolicySpec(name=PolicyName.SSP, staleness=1),
     PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=0, too_stale=TooStale.SCALE),
+    PolicySpec(name=PolicyName.OUTER, grace_s=0.1),
+    PolicySpec(name=PolicyName.OUTER, replicas_to_aggregate=1, max_staleness=1),
 )
 RATES = (0.5, 0.25, 0.125)
 

@@ -22,6 +22,7 @@ from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle, gradient_of, index_of, lie_of, phase_of, rate_of
+from tests.simulation.rules import weight_of
 from tests.simulation.tasks import Answer, Life, Sleep
 from tests.simulation.worker_calls import WorkerCalls
 from tests.simulation.world import World
@@ -134,7 +135,7 @@ class WorkerNode:
             is_step = self._index % 2 == 0
             attached = Attachments(hyperparameters=self._hyperparameters(worker))
             worker.user_state["made"] = [self._pid, worker.state.participant.incarnation, worker.state.num_pushes + 1]
-            outcome = await worker.contribute((), is_waited_for=is_step, attached=attached)
+            outcome = await worker.contribute((), is_waited_for=is_step, attached=attached, weight=weight_of(self._index))
             self._heard(outcome)
             if not is_step:
                 await worker.wait(timeout_s=None)

@@ -129,7 +129,7 @@ class WorkerState:
         # Copies the properties that are read several times per step.
         self._policy, self.reads_latest, self.applies_on_arrival = policy, policy.reads_latest, policy.applies_on_arrival
         # Whether gradients belong to the step that was read and not to the token's: where each contribution is a step by itself.
-        self.follows_reads = policy.accepts_stale and not policy.applies_on_arrival
+        self.follows_reads = policy.accepts_stale and policy.reads_latest and not policy.applies_on_arrival
 
     def join(self, *, policy: PolicySpec, global_step: int, may_contribute: bool) -> bool:
         """Notes the agreed model; returns whether the worker must first wait for a token, since the open step takes nothing from it."""
@@ -167,6 +167,7 @@ class WorkerState:
         step: int,
         ranges: tuple[int, ...],
         attached: Attachments = NO_ATTACHMENTS,
+        weight: float = 1.0,
     ) -> PushCommit:
         """Returns the request to count a contribution, once all shards have answered it."""
         is_whole = PushResult.STALE not in results
@@ -178,6 +179,7 @@ class WorkerState:
             is_applied=is_applied,
             ranges=ranges,
             attached=attached,
+            weight=weight,
         )
 
     def counted(self, commit: PushCommit, result: CommitResult) -> None:

@@ -365,11 +365,12 @@ class Worker(Generic[Model]):
         timeout_s: float | None = None,
         skipped: tuple[DataRange, ...] = (),
         attached: Attachments = NO_ATTACHMENTS,
+        weight: float = 1.0,
     ) -> Outcome:
         """Pushes one contribution and has it counted; if `is_waited_for`, waits for a token and reads the variables.
 
         `content` None: a contribution without a gradient for any variable, which counts in no mean; with it, the ranges `skipped` count as
-        done. `attached`: the program's attachments, to which its user state is added.
+        done. `attached`: the program's attachments, to which its user state is added. `weight`: how much it counts in its step's mean.
         """
         state, present = self.state, self._present
         assert present is not None
@@ -382,7 +383,7 @@ class Worker(Generic[Model]):
         ranges = tuple(given.id for given in (self._ranges if content is not None else skipped))
         try:
             self._check_place()
-            commit = await self._push(content, is_waited_for=is_waited_for, ranges=ranges, attached=attached)
+            commit = await self._push(content, is_waited_for=is_waited_for, ranges=ranges, attached=attached, weight=weight)
             self._may_compute = False
             if content is not None:
                 self._ranges = ()
@@ -431,7 +432,9 @@ class Worker(Generic[Model]):
             self._may_compute = False  # this wait has ended with that error
         return not self.state.is_finished
 
-    async def _push(self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...], attached: Attachments) -> PushCommit:
+    async def _push(
+        self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...], attached: Attachments, weight: float
+    ) -> PushCommit:
         """Sends all shards their parts of a contribution, and returns the commit that makes it count."""
         state = self.state
         step = state.local_step
@@ -450,7 +453,7 @@ class Worker(Generic[Model]):
         user_state = self.user_state.to_send()
         if user_state:
             attached = replace(attached, user_state=user_state)
-        return state.pushed(push_id, results, step=step, ranges=ranges, attached=attached)
+        return state.pushed(push_id, results, step=step, ranges=ranges, attached=attached, weight=weight)
 
     async def _push_once(self, staged: Any, push_id: PushId, step: int) -> list[PushResult]:
         """Sends all shards their parts; a shard full of uncommitted contributions is told to drop them first. Raises TooManyPushes."""

@@ -19,6 +19,7 @@ from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.updates import FormulaUpdate, check_fits
 from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
+from ps_protocol.roles.chief import MAX_WEIGHT
 from ps_protocol.roles.shard import Metric, SparsePart
 from worker_client.model.declarations import IndexedSlices, UpdateFormula
 from worker_client.model.memory import ModelMemory
@@ -516,6 +517,14 @@ def as_metrics(metrics: Metrics) -> dict[str, Metric]:
     if not isinstance(metrics, Mapping):
         raise InvalidSpec(f"metrics: got a {type(metrics).__name__}, want a dict from name to number")
     return {name: _metric(name, report) for name, report in metrics.items()}
+
+
+def checked_weight(weight: float) -> float:
+    """Returns the weight of a contribution as a Python number. Raises InvalidSpec."""
+    plain = plain_number(weight)
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)) or not 0 < plain <= MAX_WEIGHT:
+        raise InvalidSpec(f"weight: got {weight!r}, want a number above 0, at most {MAX_WEIGHT:g}")
+    return float(plain)
 
 
 def _metric(name: str, report: object) -> Metric:

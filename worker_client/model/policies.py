@@ -64,6 +64,28 @@ def async_policy(*, use_locking: bool = True, max_staleness: int | None = None, 
     )
 
 
+def outer_policy(
+    replicas_to_aggregate: int | None = None,
+    total_num_replicas: int | None = None,
+    *,
+    grace_s: float = 0.0,
+    max_staleness: int | None = None,
+) -> PolicySpec:
+    """Returns the policy for contributions that take long to compute, such as the sum of many steps of a worker's own optimizer.
+
+    A step is the weighted mean of at least `replicas_to_aggregate` contributions. Once it has so many, it waits up to `grace_s` seconds for
+    those of the other live workers. A contribution that comes later still is a part of the next step, unless it is more than
+    `max_staleness` steps late (None: however late). With as many contributions as workers a step depends on no timing. Raises InvalidSpec.
+    """
+    return PolicySpec(
+        name=PolicyName.OUTER,
+        replicas_to_aggregate=_plain(replicas_to_aggregate),
+        total_num_replicas=_plain(total_num_replicas),
+        grace_s=grace_s,
+        max_staleness=_plain(max_staleness),
+    )
+
+
 def moving_average(
     decay: float, use_num_updates: bool = False, zero_debias: bool = False, variables: list[str] | tuple[str, ...] | None = None
 ) -> AverageSpec:

@@ -27,7 +27,7 @@ from worker_client.core.outcomes import Push
 from worker_client.core.sides import run
 from worker_client.core.worker import Worker
 from worker_client.model.declarations import Placement, declare, placement_of
-from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
+from worker_client.model.gradients import Gradients, Metrics, Updates, checked_weight, no_gradients
 from worker_client.model.optimizers import Hyperparameters, step_hyperparameters
 from worker_client.model.user_state import UserState
 from worker_client.session import changes
@@ -335,6 +335,7 @@ class Session(CommonCalls):
         updates: Updates | None = None,
         metrics: Metrics | None = None,
         hyperparameters: Hyperparameters | None = None,
+        weight: float = 1.0,
     ) -> Push:
         """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns its outcome.
 
@@ -344,7 +345,7 @@ class Session(CommonCalls):
         at all. `hyperparameters`: numbers that replace the optimizer's settings in the one step that the contribution becomes a part of: a
         name ("learning_rate", or that of a hyper-parameter) to a number, for the model's optimizer; for the optimizer of a group
         (`sgd(0.1).in_group("head")`), the group to such a dict. If workers give different numbers, the step uses those of the lowest worker
-        index.
+        index. `weight`: how much the contribution counts in the mean of its step beside the others, above 0: for example its samples.
 
         Does not wait for other workers. A call that fails half-way has no effect on any step (except under async without locking), and a
         repeated message counts once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
@@ -356,7 +357,7 @@ class Session(CommonCalls):
                 raise no_gradients()
             content = Contribution(gradients, updates, metrics)
             attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
-            return run(worker.contribute(content, is_waited_for=False, attached=attached))
+            return run(worker.contribute(content, is_waited_for=False, attached=attached, weight=checked_weight(weight)))
         except (PsError, KeyboardInterrupt) as error:
             raise at_boundary(error) from error.__cause__
 
@@ -379,6 +380,7 @@ class Session(CommonCalls):
         updates: Updates | None = None,
         metrics: Metrics | None = None,
         hyperparameters: Hyperparameters | None = None,
+        weight: float = 1.0,
         timeout_s: float | None = None,
     ) -> Push:
         """Does `push()`, `wait()` and `read()` in the fewest calls, and returns the contribution's outcome.
@@ -391,7 +393,8 @@ class Session(CommonCalls):
                 raise no_gradients()
             content = Contribution(gradients, updates, metrics)
             attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
-            return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached))
+            checked = checked_weight(weight)
+            return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached, weight=checked))
         except (PsError, KeyboardInterrupt) as error:
             raise at_boundary(error) from error.__cause__
 

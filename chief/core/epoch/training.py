@@ -34,6 +34,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
 from ps_protocol.roles.checkpoint import Checkpoint, ChosenPush
 from ps_protocol.roles.chief import (
+    MAX_WEIGHT,
     ChangeSettingsRequest,
     CommitPushRequest,
     CommitResult,
@@ -170,6 +171,7 @@ class Training:
         self._tokens = cluster.waiting.line(self._token_expired)
         self._tokens.on_cancel = self._token_cancelled
         self._ranges = cluster.waiting.line(self._ranges_expired)
+        self._grace_timer = cluster.timers.timer(self._grace_is_over)
         self._policy = self._new_policy(step=start.step, is_start=start.is_start, counted=start.counted)
         self._answers = Answers(cluster, start)
         self._lower_quorum()
@@ -189,7 +191,7 @@ class Training:
     @property
     def oldest_kept(self) -> int:
         """The oldest step whose contributions all shards still have, if they were given them."""
-        return self.step if self._policy.has_common_steps else self._oldest_kept
+        return self._oldest_kept if self._policy.spec.accepts_stale else self.step
 
     @property
     def fence(self) -> Fence:
@@ -303,6 +305,7 @@ class Training:
     def end(self) -> None:
         """Ends this epoch because another begins, or the same one again. Waiting calls ask again."""
         self._return_timer.clear()
+        self._grace_timer.clear()
         self._settings.hold_back()
         words = "the parameter servers have been brought to another step"
         for blocked in self._tokens:
@@ -337,11 +340,13 @@ class Training:
             if blocked.ask.participant == participant:
                 self._ranges.refuse(blocked.who, error)
         self._grant(self._policy.drop(gone.index), now)
+        if self._policy.is_complete:
+            self._out.afterwards(self._cluster.proceed)  # the step may have waited for this worker alone
         if self._data.drop(gone.index, gone.incarnation):
             self._answer_about_ranges(now)
         self._lower_quorum()
         self._turned_away.discard(gone.index)
-        if not self._policy.has_common_steps:
+        if self._policy.spec.accepts_stale:
             self._discards.add_incarnation(gone.index, gone.incarnation)
 
     def _lower_quorum(self) -> None:
@@ -458,6 +463,8 @@ class Training:
         self._check_step(commit.step, now)
         if (push_id.worker, push_id.incarnation) != (member.index, member.incarnation) or push_id.sequence < 1:
             raise InvalidSpec(f"push id {push_id}: want worker {member.index}, incarnation {member.incarnation} and a sequence >= 1")
+        if not 0 < commit.weight <= MAX_WEIGHT:
+            raise InvalidSpec(f"weight: got {commit.weight:g}, want a number above 0, at most {MAX_WEIGHT:g}")
         if commit.is_applied and not policy.spec.applies_on_arrival:
             raise InvalidSpec(f"push id {push_id}: it cannot have been applied on arrival; under the policy {policy.spec.text} it waits")
         if member.outcomes.is_repeated(push_id, step=commit.step):
@@ -474,7 +481,7 @@ class Training:
         member.outcomes.record(push_id, step=commit.step, result=result)
         member.count(verdict.outcome, now=now)
         self._ledger.count(verdict.outcome, worker=member.index, step=commit.step, staleness=verdict.staleness, now=now)
-        if verdict.outcome is not PushOutcome.ACCEPTED and not policy.has_common_steps:
+        if verdict.outcome is not PushOutcome.ACCEPTED and policy.spec.accepts_stale:
             self._discards.add(push_id)
         if verdict.outcome is PushOutcome.ACCEPTED:
             self._turned_away.discard(member.index)
@@ -515,14 +522,14 @@ class Training:
         behind = max(0, policy.step - commit.step)
         if commit.is_applied:
             if not is_finished:
-                return policy.commit(commit.push_id, step=commit.step)
+                return policy.commit(commit.push_id, step=commit.step, weight=commit.weight)
             # Servers applied it that did not know yet that training had ended.
             return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=max(0, policy.step - 1), staleness=max(0, behind - 1))
         if not commit.staged or commit.step < self.oldest_kept:
             return Verdict(outcome=PushOutcome.STALE, staleness=behind)
         if is_finished or policy.spec.applies_on_arrival:
             return Verdict(outcome=PushOutcome.LATE, staleness=behind)
-        return policy.commit(commit.push_id, step=commit.step)
+        return policy.commit(commit.push_id, step=commit.step, weight=commit.weight)
 
     def _check_step(self, step: int, now: float) -> None:
         if not 0 <= step <= MAX_STEP:
@@ -628,6 +635,14 @@ class Training:
         may_step = self._model.is_ready and not (policy.has_common_steps and self._ending.is_finished)
         if self.is_idle and may_step and policy.is_complete:
             self._begin_step(_Step(step=policy.step, contributors=policy.contributors, weights=policy.weights), policy.last_worker, now)
+        if not policy.is_in_grace:
+            self._grace_timer.clear()
+        elif self._grace_timer.due is None:
+            self._grace_timer.set(now + policy.spec.grace_s)
+
+    def _grace_is_over(self, now: float) -> None:
+        self._policy.end_grace()
+        self.proceed(now)
 
     def redo(self, request: ApplyRequest, now: float) -> None:
         """Has all shards apply a step that some have applied already, with the same contributions."""
@@ -765,7 +780,7 @@ class Training:
 
     def _take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""
-        return self._discards.take(self._policy.counted()) if self._discards and not self._policy.has_common_steps else ()
+        return self._discards.take(self._policy.counted()) if self._discards and self._policy.spec.accepts_stale else ()
 
     def _advance(self, now: float) -> None:
         """Announces the step that all shards have applied: the next one is open."""
@@ -811,7 +826,7 @@ class Training:
     def _holds_for_replicas(self) -> bool:
         """Whether the step just applied is announced only after replicas have been brought back."""
         is_ending = self._ending.is_finishing or self._ending.is_finished
-        return bool(self._replicas_due) and self._policy.has_common_steps and not is_ending
+        return bool(self._replicas_due) and not self._policy.spec.accepts_stale and not is_ending
 
     def _held_step_saved(self, tag: str, now: float) -> None:
         """The step is saved: replicas are restored from it first, and then it is announced."""
@@ -840,7 +855,7 @@ class Training:
             return
         if self._settings.config.checkpoints is None:
             why = "it runs again, but without its model; without --checkpoint-dir it stays out until the cluster is started again"
-        elif not self._policy.has_common_steps:
+        elif self._policy.spec.accepts_stale:
             policy = self._policy.spec.text
             why = f"it runs again, but without its model; with the policy {policy} it cannot be brought back between two steps"
         else:
@@ -928,9 +943,9 @@ class Training:
         """Replaces the policy by that of the settings, which takes over the counted contributions."""
         old = self._policy
         self._policy = new = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
-        if new.has_common_steps:
+        if not new.spec.accepts_stale:
             self._discards.clear()  # the shards drop by themselves the contributions that they cannot apply any more
-        if old.has_common_steps:
+        if not old.spec.accepts_stale:
             self._oldest_kept = old.step
         self._lower_quorum()
         granted = []

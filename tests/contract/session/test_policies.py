@@ -134,6 +134,27 @@ def test_workers_in_threads_lose_nothing_where_updates_are_locked(start: Start, 
         assert -45 <= values.min() <= values.max() < 0
 
 
+def test_a_late_contribution_is_in_the_next_outer_step_by_its_weight(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2))
+    fast, slow = joined(cluster, worker_client.outer_policy(grace_s=0.0)), joined(cluster)
+    assert fast.step(ONES, timeout_s=20).is_accepted
+    result = slow.step({"a": np.full(3, 5.0), "b": np.full(40, 5.0), "t": None}, timeout_s=20)
+    assert (result.outcome, result.step, result.applied_step, result.staleness) == (PushOutcome.ACCEPTED, 0, 1, 1)
+    assert slow.read()["a"].tolist() == [-6.0] * 3
+    fast.set_policy(worker_client.outer_policy(2), timeout_s=20)
+    for session in (fast, slow):
+        session.read()
+    thread = threading.Thread(target=fast.step, args=(ONES,), kwargs={"weight": 3, "timeout_s": 20})
+    thread.start()
+    assert slow.step({"a": np.full(3, 5.0), "b": None, "t": None}, weight=1.0, timeout_s=20).is_accepted
+    thread.join(20)
+    values = slow.read()
+    assert values["a"].tolist() == [-8.0] * 3
+    assert values["b"].tolist() == [-7.0] * 40
+    with pytest.raises(InvalidSpec, match="weight: got 0, want a number above 0"):
+        slow.push(ONES, weight=0)
+
+
 def test_fifo_tokens_are_those_of_the_original(start: Start) -> None:
     cluster = start(Shape(num_ps=2, num_workers=2))
     first, second = joined(cluster, worker_client.sync_policy(tokens="fifo", num_tokens=-1)), joined(cluster)

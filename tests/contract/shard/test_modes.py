@@ -28,12 +28,12 @@ def small(shard: Shard) -> Trainer:
 # Gradients that are not there
 
 
-def test_weights_change_the_gradients_but_not_what_the_sum_is_divided_by(small: Trainer) -> None:
+def test_weights_make_the_mean_of_a_step_a_weighted_one(small: Trainer) -> None:
     one, _ = small.push_rows(0, dense=small.arena(2.0), rows={0: ([1], 2.0)})
     other, _ = small.push_rows(1, dense=small.arena(6.0), rows={0: ([1], 6.0)})
-    small.shard.call(small.request(one.push_id, other.push_id, weights=(1.0, 0.5)))
-    np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-1.25] * 4)
-    np.testing.assert_array_equal(small.rows([1])[1], [[-1.25] * 2])
+    small.shard.call(small.request(one.push_id, other.push_id, weights=(3.0, 1.0)))
+    np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-1.5] * 4)
+    np.testing.assert_array_equal(small.rows([1])[1], [[-1.5] * 2])
 
 
 @pytest.mark.parametrize("factors", [{"weights": (1.0, 1.0)}, {"scales": (1.0,)}])

@@ -111,7 +111,7 @@ def test_a_worker_that_is_replaced_draws_the_same_batches() -> None:
         (["--pace", "-1"], "--pace: got -1"),
         (["--run-dir", "/dev/null/x"], "cannot write to /dev/null/x: Not a directory"),
         (["--staleness", "2"], "--staleness: it is for the policy ssp, not sync"),
-        (["--policy", "async", "--backup-workers", "1"], "only the policy sync has steps of several contributions, not async"),
+        (["--policy", "async", "--backup-workers", "1"], "only sync and outer have steps of several contributions, not async"),
         (["--learning-rate=-1"], "--learning-rate: optimizer 'momentum': learning_rate = -1.0, want >= 0"),
     ],
 )

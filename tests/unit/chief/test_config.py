@@ -168,7 +168,7 @@ def test_flags_give_the_policy(flags: tuple[str, ...], policy: PolicySpec) -> No
         (("--max-staleness", "x"), "--max-staleness: got 'x', want a whole number >= 0"),
         (("--no-locking",), "--no-locking: it is for the policy async, not sync"),
         (("--policy", "ssp", "--tokens", "fifo"), "--tokens: it is for the policy sync, not ssp"),
-        (("--max-staleness", "3"), "--max-staleness: it is for the policy async and ssp, not sync"),
+        (("--max-staleness", "3"), "--max-staleness: it is for the policy async, outer and ssp, not sync"),
         (("--staleness", "2"), "--staleness: it is for the policy ssp, not sync"),
         (("--num-tokens", "4"), "--num-tokens: only --tokens fifo has it"),
         (("--policy", "async", "--too-stale", "scale"), "--too-stale: give --max-staleness"),

@@ -343,7 +343,7 @@ def test_a_server_in_a_jobset_fails_when_it_is_asked_to_end_and_else_ends_as_it_
         ("--workers many", "--workers: got 'many'"),
         ("--max-steps -1", "--max-steps: got '-1'"),
         ("--min-replicas 9", "--min-replicas: got 9, want 1 to 4"),
-        ("--policy async --backup-workers 1", "--backup-workers: only the policy sync"),
+        ("--policy async --backup-workers 1", "--backup-workers: only sync and outer"),
         ("--worker-memory lots", "--worker-memory: got 'lots', want SIZE: memory of each worker, such as 16Gi"),
         ("--worker-cpu 0", "--worker-cpu: got '0'"),
         ("--worker-gpus -1", "--worker-gpus: got '-1'"),

@@ -38,7 +38,7 @@ def test_each_policy_has_a_description_and_its_rules(
         ({"num_tokens": 1 << 31, "tokens": TokenMode.FIFO}, "num_tokens: got 2147483648, want -1 .* to 1001000"),
         ({"name": ASYNC, "tokens": TokenMode.FIFO}, "tokens: it is for the policy sync, not async"),
         ({"name": SSP, "use_locking": False}, "use_locking: it is for the policy async, not ssp"),
-        ({"max_staleness": 1}, "max_staleness: it is for the policy async and ssp, not sync"),
+        ({"max_staleness": 1}, "max_staleness: it is for the policy async, outer and ssp, not sync"),
         (
             {"name": ASYNC, "use_locking": False, "max_staleness": 1},
             "max_staleness: async without locking applies before anybody",

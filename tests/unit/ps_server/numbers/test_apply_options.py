@@ -81,9 +81,9 @@ def test_contribution_without_any_gradient_may_be_empty() -> None:
     assert shard.run(aligned_bytes(0), absent=((0, 1),)) == [0.0, 0.0]
 
 
-def test_weights_do_not_change_what_the_sum_is_divided_by() -> None:
+def test_weights_make_a_weighted_mean_and_one_alone_is_a_factor() -> None:
     shard = _Shard(_variable("a", 100))
-    assert shard.run(shard.memory(4), shard.memory(8), weights=(0.5, 0.25)) == [-2.0]
+    assert shard.run(shard.memory(4), shard.memory(8), weights=(3.0, 1.0)) == [-5.0]
     assert shard.run(shard.memory(4), weights=(0.5,)) == [-2.0]
     assert shard.run(shard.memory(4), shard.memory(8), weights=(1.0, 1.0)) == [-6.0]
 
@@ -91,7 +91,7 @@ def test_weights_do_not_change_what_the_sum_is_divided_by() -> None:
 def test_weights_belong_to_contributions_also_where_some_have_no_gradient() -> None:
     shard = _Shard(_variable("a"), _variable("b"))
     gradients = [shard.memory(4, 4), shard.memory(8, 8)]
-    assert shard.run(*gradients, absent=((0,), ()), weights=(0.5, 0.25)) == [-2.0, -2.0]
+    assert shard.run(*gradients, absent=((0,), ()), weights=(3.0, 1.0)) == [-8.0, -5.0]
 
 
 def test_scales_are_factors_of_the_mean_of_each_slice() -> None:
@@ -113,8 +113,8 @@ def test_an_own_optimizer_or_update_rule_changes_only_its_variable() -> None:
     )
     shard.value[:] = shard.memory(0, 0, 7, 7, 8, 0)
     # Neither clipping nor weights touch plain updates.
-    found = shard.run(shard.memory(2, 2, 2, 2, 2, 2), shard.memory(8, 8, 8, 8, 10, 8), weights=(0.5, 0.5))
-    assert found == [-2.5, -1.25, 5.0, 17.0, 7.5, -2.5]
+    found = shard.run(shard.memory(2, 2, 2, 2, 2, 2), shard.memory(8, 8, 8, 8, 10, 8), weights=(7.0, 1.0))
+    assert found == [-2.75, -1.375, 5.0, 17.0, 7.5, -2.75]
 
 
 def test_clipping_by_value_is_of_the_mean_and_does_not_hide_non_finite_values() -> None:
@@ -145,7 +145,8 @@ def test_sums_of_squares_are_those_of_the_clipped_mean_slice_by_slice() -> None:
     sums = shard.fused.sums_of_squares(shard.step(*gradients, absent=absent, weights=(1.0, 0.5, 0.25)))
     for index in range(len(shard.layout.slices) - 1):
         views = [(shard.layout.view(g, index), w) for g, w, a in zip(gradients, (1, 0.5, 0.25), absent, strict=True) if index not in a]
-        mean = np.clip(sum(view.astype(np.float64) * weight for view, weight in views) / len(views), -0.75, 0.75)
+        total = sum(view.astype(np.float64) * weight for view, weight in views)
+        mean = np.clip(total / sum(weight for _, weight in views), -0.75, 0.75)
         assert sums[index] == pytest.approx(float((mean**2).sum()), rel=1e-5, abs=1e-12), index
     assert sums[-1] == 0.0
     assert len(sums) == len(shard.layout.slices)

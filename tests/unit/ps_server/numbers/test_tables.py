@@ -304,42 +304,41 @@ def test_half_precision_rows_are_summed_in_float32() -> None:
 
 def test_empty_gradient_stays_empty() -> None:
     empty = RowGradient(indices=np.empty(0, np.int64), rows=np.empty((0, 3), np.float32))
-    mean = mean_of_rows([in_order(empty, sum_dtype=SUM)], weights=[1.0], num_contributors=None, sum_dtype=SUM)
+    mean = mean_of_rows([in_order(empty, sum_dtype=SUM)], weights=[1.0], divisor=None, sum_dtype=SUM)
     assert (mean.indices.size, mean.rows.shape[0]) == (0, 0)
 
 
 # Where the original gives 8 for row 1, since it pairs duplicates up.
 def test_unsorted_indices_with_repetitions_give_the_right_mean() -> None:
     first, second = _row_gradient([1, 1], [2.0, 4.0]), _row_gradient([1], [6.0])
-    mean = mean_of_rows([in_order(g, sum_dtype=SUM) for g in (first, second)], weights=[1.0, 1.0], num_contributors=None, sum_dtype=SUM)
+    mean = mean_of_rows([in_order(g, sum_dtype=SUM) for g in (first, second)], weights=[1.0, 1.0], divisor=None, sum_dtype=SUM)
     assert mean.rows.tolist() == [[6.0]]
     third, fourth = _row_gradient([2, 1], [2.0, 1.0]), _row_gradient([1, 2], [10.0, 20.0])
-    mean = mean_of_rows([in_order(g, sum_dtype=SUM) for g in (third, fourth)], weights=[1.0, 1.0], num_contributors=None, sum_dtype=SUM)
+    mean = mean_of_rows([in_order(g, sum_dtype=SUM) for g in (third, fourth)], weights=[1.0, 1.0], divisor=None, sum_dtype=SUM)
     assert (mean.indices.tolist(), mean.rows.tolist()) == ([1, 2], [[5.5], [11.0]])
 
 
-@pytest.mark.parametrize("num_contributors", [None, 7])
+@pytest.mark.parametrize("divisor", [None, 7.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_mean_equals_that_of_dense_sums(seed: int, num_contributors: int | None) -> None:
+def test_mean_equals_that_of_dense_sums(seed: int, divisor: float | None) -> None:
     rng, num_rows = np.random.default_rng(seed), 12
     gradients = [_random(rng, num_rows) for _ in range(int(rng.integers(1, 5)))]
     weights = [float(weight) for weight in rng.uniform(0.1, 1.0, len(gradients))]
-    total, counts = np.zeros((num_rows, 3)), np.zeros(num_rows)
+    total, given = np.zeros((num_rows, 3)), np.zeros(num_rows)
     for gradient, weight in zip(gradients, weights, strict=True):
         np.add.at(total, gradient.indices, gradient.rows * weight)
-        counts[np.unique(gradient.indices)] += 1
+        given[np.unique(gradient.indices)] += weight
     float64 = DataType.FLOAT64.sum_dtype
     ordered = [in_order(gradient, sum_dtype=float64) for gradient in gradients]
-    mean = mean_of_rows(ordered, weights=weights, num_contributors=num_contributors, sum_dtype=float64)
-    touched = np.flatnonzero(counts)
-    divisor: Array = counts[touched, None] if num_contributors is None else np.full((touched.size, 1), float(num_contributors))
+    mean = mean_of_rows(ordered, weights=weights, divisor=divisor, sum_dtype=float64)
+    touched = np.flatnonzero(given)
     np.testing.assert_array_equal(mean.indices, touched)
-    np.testing.assert_allclose(mean.rows, total[touched] / divisor, rtol=1e-12)
+    np.testing.assert_allclose(mean.rows, total[touched] / (given[touched, None] if divisor is None else divisor), rtol=1e-12)
 
 
 def test_mean_is_memory_of_its_own() -> None:
     gradient = _row_gradient([1], [2.0])
-    mean = mean_of_rows([gradient], weights=[0.5], num_contributors=None, sum_dtype=SUM)
+    mean = mean_of_rows([gradient], weights=[0.5], divisor=1.0, sum_dtype=SUM)
     assert (mean.rows.tolist(), gradient.rows.tolist()) == ([[1.0]], [[2.0]])
 
 
