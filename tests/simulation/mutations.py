@@ -763,26 +763,26 @@ class Mutation:
 MUTATIONS: dict[str, Mutation] = {
     "a repeated commit counts again": Mutation("13", _counts_repeated_commits),
     "a step that comes again is applied again": Mutation("126", _applies_repeated_steps),
-    "a step counts when the first server has it": Mutation("2", _counts_a_step_before_all_have_it),
-    "callers of any epoch are served": Mutation("236", _serves_any_epoch, has("kill")),
-    "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief"), first_seed=1262),
-    "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved),
+    "a step counts when the first server has it": Mutation("2", _counts_a_step_before_all_have_it, first_seed=1009),
+    "callers of any epoch are served": Mutation("236", _serves_any_epoch, has("kill"), first_seed=1017),
+    "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief"), first_seed=1365),
+    "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved, first_seed=1018),
     "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1294),
-    "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill")),
-    "a restored server begins the phase of training again": Mutation("5", _forgets_the_phase_of_training, has("kill")),
+    "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill"), first_seed=1027),
+    "a restored server begins the phase of training again": Mutation("5", _forgets_the_phase_of_training, has("kill"), first_seed=1020),
     "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order, first_seed=1068),
     "an applied step opens no other": Mutation("6", _leaves_callers_waiting, first_seed=1009),
     "what is accepted is told before anybody keeps it": Mutation(
-        "3", _tells_before_anybody_keeps_it, _dies_after_it_has_told, first_seed=1018
+        "3", _tells_before_anybody_keeps_it, _dies_after_it_has_told, first_seed=1030
     ),
     "what was said in a lost life is believed": Mutation(
         "3", _believes_what_was_said_in_another_life, _lost_as_a_whole_and_unsaved, first_seed=1018
     ),
     "other lives are taken for the own one": Mutation("123", _takes_other_lives_for_its_own, _lost_as_a_whole_and_unsaved, first_seed=1018),
-    "training data is done before its step is applied": Mutation("8", _counts_ranges_before_they_are_applied),
-    "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions, first_seed=1016),
+    "training data is done before its step is applied": Mutation("8", _counts_ranges_before_they_are_applied, first_seed=1018),
+    "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions, first_seed=1026),
     "training data stays with workers that are gone": Mutation(
-        "6", _leaves_ranges_with_the_lost, _kills_a_worker_with_data, first_seed=1023
+        "6", _leaves_ranges_with_the_lost, _kills_a_worker_with_data, first_seed=1067
     ),
     "training data of contributions that no server has is done": Mutation(
         "8", _keeps_data_counted_that_no_server_has, _forges_with_data, first_seed=1013
@@ -801,49 +801,53 @@ MUTATIONS: dict[str, Mutation] = {
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
     "unlocked: what comes again is applied again": Mutation("1", _applies_again_what_comes_again, _unlocked),
     "unlocked: a server calls applied what it drops": Mutation("5", _calls_applied_what_it_drops, _unlocked),
-    "unlocked: a chief counts two contributions as one step": Mutation("3", _counts_two_as_one_step, _unlocked, first_seed=1119),
+    "unlocked: a chief counts two contributions as one step": Mutation("3", _counts_two_as_one_step, _unlocked, first_seed=1199),
     "audit, unlocked: a server never applied what was accepted": Mutation("A", _unseen(_forgets_to_note_arrivals), _unlocked),
     "standby: a new chief counts on servers that lack a step": Mutation(
         "25", _takes_any_replica_along, _dies_before_the_standby_applies, first_seed=1018
     ),
     "standby: who was left behind is believed": Mutation("2346", _believes_who_was_left_behind, _wakes_beside_a_new_chief, first_seed=1018),
-    "standby: a new chief goes on beside the former one": Mutation("23", _goes_on_beside_the_former_chief, _meets_the_former_chief),
+    "standby: a new chief goes on beside the former one": Mutation(
+        "23", _goes_on_beside_the_former_chief, _meets_the_former_chief, first_seed=1006
+    ),
     "standby: only the first server applies steps": Mutation("2", _applies_at_the_first_alone, _with_standbys),
     "standby: who was not brought back is counted on": Mutation("26", _counts_on_who_was_not_brought_back, _loses_both_by_turns),
     "standby: a lost server is not replaced": Mutation("S6", _loses_the_standby_with_its_server, _loses_a_server),
-    "standby: a step is told that the standby lacks": Mutation("2", _tells_a_step_that_the_standby_lacks, _with_standbys),
+    "standby: a step is told that the standby lacks": Mutation("2", _tells_a_step_that_the_standby_lacks, _with_standbys, first_seed=1006),
     "standby: different gradients are not compared": Mutation("2", _compares_no_gradients, _gets_different_gradients, first_seed=1015),
     "standby: a new chief compares nothing": Mutation(
-        "2", _compares_no_gradients_of_the_former_chief, _dies_before_it_compares, first_seed=1027
+        "2", _compares_no_gradients_of_the_former_chief, _dies_before_it_compares, first_seed=1037
     ),
     "standby, unlocked: one that lacks settings is believed": Mutation(
         "3", _believes_who_lacks_settings, _loses_the_first_server_and_the_chief
     ),
     "standby, unlocked: distrust is forgotten": Mutation("3", _forgets_whom_it_distrusts, _loses_the_first_server_and_the_chief),
     "standby: a worker hears of no other servers with the model": Mutation(
-        "23", _hears_of_no_other_servers_with_the_model, _changes_servers_in_a_rollback, first_seed=1590
+        "23", _hears_of_no_other_servers_with_the_model, _changes_servers_in_a_rollback, first_seed=1631
     ),
-    "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history, first_seed=1012),
+    "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history, first_seed=1016),
     "audit: a server stages other gradients than were sent": Mutation("A", _unseen(_stages_other_gradients), _with_history),
     "audit: a chief notes other contributors than servers": Mutation("A", _unseen(_notes_too_few_contributors), _with_history),
-    "incarnations from nowhere are believed": Mutation("36", _takes_incarnations_from_nowhere, has("impostor")),
-    "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor")),
+    "incarnations from nowhere are believed": Mutation("36", _takes_incarnations_from_nowhere, has("impostor"), first_seed=1044),
+    "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor"), first_seed=1063),
     "training ends where a contribution is missing": Mutation("6", _gives_up_where_a_contribution_is_missing, _forges_and_is_saved),
     "a chief that is asked to end finishes the training": Mutation("E", _finishes_when_asked_to_end, has("end")),
     "training ends where a step is half applied": Mutation("6", _ends_where_a_step_is_half_applied, _half_applies_and_is_saved),
-    "a worker may fill a server with contributions": Mutation("7", _takes_any_number_of_contributions, _hoards),
+    "a worker may fill a server with contributions": Mutation("7", _takes_any_number_of_contributions, _hoards, first_seed=1009),
     "memory of contributions is not given back": Mutation(
         "7", _keeps_the_memory_of_contributions, _undisturbed(DEFAULT_POLICY), first_seed=1002
     ),
     "a change loses what was counted": Mutation("36", _loses_what_was_counted_in_a_change, _changes(2, 0, 2, 0)),
-    "a change frees nobody": Mutation("6", _frees_nobody_in_a_change, _changes(3, 0, 3, 0, 3, 0)),
+    "a change frees nobody": Mutation("6", _frees_nobody_in_a_change, _changes(3, 0, 3, 0, 3, 0), first_seed=1005),
     "a finished training takes one more step": Mutation("F", _takes_a_step_after_the_last, _ends_soon),
-    "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
-    "a rollback forgets the state of programs": Mutation("9", _forgets_the_state_of_programs, has("kill")),
+    "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill"), first_seed=1018),
+    "a rollback forgets the state of programs": Mutation("9", _forgets_the_state_of_programs, has("kill"), first_seed=1027),
     "a rollback to a step without the state of programs keeps what they have": Mutation(
         "9", _keeps_states_that_are_undone, has("kill"), first_seed=1206
     ),
-    "followers are given what was before a rollback": Mutation("2", _gives_followers_what_was_before_a_rollback, has("kill")),
+    "followers are given what was before a rollback": Mutation(
+        "2", _gives_followers_what_was_before_a_rollback, has("kill"), first_seed=1117
+    ),
     "followers are given a patch that lacks a word": Mutation("2", _forgets_a_word_of_a_patch, _undisturbed(DEFAULT_POLICY)),
-    "a checkpoint has states of a later step": Mutation("9", _takes_states_of_contributions_that_are_not_applied),
+    "a checkpoint has states of a later step": Mutation("9", _takes_states_of_contributions_that_are_not_applied, first_seed=1006),
 }
