@@ -146,7 +146,10 @@ def test_a_reader_may_come_before_the_model(relays: Relays) -> None:
     trained.check(dict(weights.arrays))
 
 
-def test_the_end_of_training_is_told_with_its_last_step_and_the_relay_ends_when_all_have_heard(relays: Relays) -> None:
+def test_the_end_of_training_is_told_with_its_last_step_and_the_relay_ends_when_all_have_heard(
+    relays: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_client.following.relay._LEASE_S", 0.6)
     cluster = ObjectCluster(Shape(num_ps=2, num_workers=1, max_steps=3), relays.stack)
     trained = Trained(cluster)
     relay = relays.of(cluster)

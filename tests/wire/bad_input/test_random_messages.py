@@ -155,7 +155,7 @@ def test_no_random_message_causes_an_internal_error(addresses: dict[str, str], s
             service, method = choice.choice(METHODS)
             channel = channels["chief" if service.endswith("ChiefService") else "shard"]
             messages = filler.messages(method)
-            ended = outcome(channel.stream_stream(f"/{service}/{method.name}")(iter(messages), timeout=5))
+            ended = outcome(channel.stream_stream(f"/{service}/{method.name}")(iter(messages), timeout=0.5))  # what waits, waits
             # A random boot id is another host's, and it is told so.
             is_elsewhere = method.name == "ShareMemory" and "you run on another host" in ended.text
             if not is_elsewhere and ended.code in (

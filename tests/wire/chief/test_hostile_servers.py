@@ -52,6 +52,7 @@ def test_a_chief_waits_for_a_server_that_gives_wrong_answers(
     method: str, change: Callable[[Any], list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chief.shards.calls._FIRST_NOTICE_S", 0.1)
+    monkeypatch.setattr("chief.core.joining._ARRIVAL_S", 0.1)
     is_hostile = True
 
     def tampered(called: str, answer: bytes, number: int) -> list[bytes]:
