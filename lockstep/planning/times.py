@@ -1,4 +1,4 @@
-"""Computing times by worker and step: reading, writing, and recording from statuses. Knows no chief and no file."""
+"""Computing times by worker and step: reading, writing, and recording from ledgers. Knows no chief and no file."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from lockstep.planning.simulation import MAX_WORKERS
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.roles.chief import ClusterStatus, ParticipantKind, ParticipantStatus
+from ps_protocol.roles.chief import ClusterStatus, LedgerEntry
 
 # Reading and writing: CSV or JSON lines with how long each worker computed for each step.
 
@@ -121,88 +121,40 @@ def _number(given: object) -> float:
         return math.nan
 
 
-# Computing times of a running cluster, from consecutive statuses of its chief.
-#
-# The chief does not know when a worker computes. But it counts each worker's contributions, and reports when the open step was opened: that
-# is when the workers that had contributed to the previous step began. So a time runs from there to the status that first counts the
-# contribution, and includes reading and pushing. Uncertain times are left out.
-
-
-@light_dataclass(slots=True, kw_only=True)
-class _Seen:
-    """The last status of one incarnation of a worker: its counts, and when it began to compute for `step` (None: unknown, or it waits)."""
-
-    incarnation: int
-    num_contributions: int
-    num_stale: int
-    began_at: float | None = None
-    step: int = 0
-    waits_in: int | None = None  # the step that it has contributed to
+# Computing times of a running cluster, from the ledger of its chief, which has when each contribution to a step came: where all workers
+# begin when a step is opened, that is how long each took, reading and pushing included.
 
 
 class TimesRecorder:
-    """Derives computing times from statuses, given in order of time. Only under the policy sync with strict tokens."""
+    """Derives computing times from statuses with their ledgers, given in order of time. Only where every step needs all workers."""
 
     def __init__(self) -> None:
-        self._workers: dict[int, _Seen] = {}
-        self._last_at = 0.0
-        self._last_step = 0
+        self._next_step = 0
+        self._seen: set[tuple[int, int]] = set()
 
-    def observe(self, status: ClusterStatus, *, at: float) -> list[ComputingTime]:
-        """Returns the computations that have ended since the previous status; `at`: the time of the status by any clock, in seconds.
+    def observe(self, status: ClusterStatus) -> list[ComputingTime]:
+        """Returns the computations of steps that earlier statuses did not have. Raises InvalidSpec if a step does not need all workers."""
+        _check_needs_all(status)
+        new = sorted((entry for entry in status.ledger if entry.step >= self._next_step), key=lambda entry: entry.step)
+        self._next_step = status.global_step  # less than before after a rollback, whose steps are computed again
+        return [row for entry in new for row in self._rows(entry)]
 
-        Raises InvalidSpec if workers do not begin when a step is opened.
-        """
-        _check_strict(status)
-        rows = []
-        for one in status.participants:
-            if one.kind is not ParticipantKind.WORKER or one.state != "live":
-                continue
-            seen = self._workers.get(one.index)
-            if seen is None or seen.incarnation != one.incarnation:
-                self._workers[one.index] = _first_seen(one, status)
-                continue
-            if (row := self._row_of_change(seen, one, status, at)) is not None:
-                rows.append(row)
-            if seen.waits_in is not None and status.global_step > seen.waits_in:
-                # It was released when the step after its own was opened: that time is known if that step is still open.
-                seen.began_at = at - status.step_age_s if status.global_step == seen.waits_in + 1 else None
-                seen.step, seen.waits_in = status.global_step, None
-        self._last_at, self._last_step = at, status.global_step
-        return rows
-
-    def _row_of_change(self, seen: _Seen, one: ParticipantStatus, status: ClusterStatus, at: float) -> ComputingTime | None:
-        is_stale, num_new = one.num_stale > seen.num_stale, _count(one) - seen.num_contributions
-        if not num_new:
-            return None
-        began_at, ended_at, step = seen.began_at, (self._last_at + at) / 2, seen.step
-        seen.num_contributions, seen.num_stale, seen.began_at = _count(one), one.num_stale, None
-        seen.waits_in = status.global_step if one.is_waiting else self._last_step
-        if num_new > 1:
-            seen.waits_in = status.global_step if one.is_waiting else None
-            return None
-        if is_stale and not one.is_waiting:
-            # A stale contribution is answered with a token at once.
-            seen.began_at, seen.step, seen.waits_in = ended_at, status.global_step, None
-        if began_at is None or ended_at <= began_at:
-            return None
-        return ComputingTime(worker=one.index, step=step, seconds=ended_at - began_at)
+    def _rows(self, entry: LedgerEntry) -> Iterator[ComputingTime]:
+        for push, arrival_us in zip(entry.contributors, entry.arrivals_us, strict=False):
+            who = push.worker, push.incarnation
+            # The first contribution of a worker has its start in it.
+            if who in self._seen and arrival_us:
+                yield ComputingTime(worker=push.worker, step=entry.step, seconds=arrival_us / 1e6)
+            self._seen.add(who)
 
 
-def _check_strict(status: ClusterStatus) -> None:
+def _check_needs_all(status: ClusterStatus) -> None:
     if not status.policy.needs_many_workers:
         raise InvalidSpec(
             f"the cluster's policy is {status.policy.text}: times can be recorded under sync only; let the program write them itself"
         )
-    if status.total_num_replicas and status.replicas_to_aggregate > status.total_num_replicas:
+    if status.total_num_replicas and status.replicas_to_aggregate != status.total_num_replicas:
         needs = f"{status.replicas_to_aggregate} contributions of {status.total_num_replicas} workers"
-        raise InvalidSpec(f"a step needs {needs}: so it is unknown when each begins; let the program write the times itself")
-
-
-def _first_seen(one: ParticipantStatus, status: ClusterStatus) -> _Seen:
-    waits_in = status.global_step if one.is_waiting else None
-    return _Seen(incarnation=one.incarnation, num_contributions=_count(one), num_stale=one.num_stale, waits_in=waits_in)
-
-
-def _count(one: ParticipantStatus) -> int:
-    return one.num_accepted + one.num_stale + one.num_late
+        raise InvalidSpec(
+            f"a step needs {needs}, so that not all times are known; record without backup workers, or let the program write them"
+        )

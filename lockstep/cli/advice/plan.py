@@ -1,10 +1,9 @@
 """`lockstep plan`: says how many backup workers pay off, and records times. Knows terminal, files and chief; simulates nothing."""
 
 import argparse
+import math
 import statistics
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -12,6 +11,7 @@ from typing import TextIO
 from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.answers import Answer, CommandFailed
 from lockstep.cli.formatting import duration_text, table
+from lockstep.cli.watch.recordings import statuses
 from lockstep.planning.latencies import Latency, latency_of, measured, numbers_of, with_stragglers
 from lockstep.planning.plan import Plan, Question, make_plan
 from lockstep.planning.simulation import Costs
@@ -78,8 +78,6 @@ _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 _COMPARED = {
     name.name.lower() + (":S" if "staleness" in kind.parameters else ""): name for name, kind in KINDS.items() if not kind.has_common_steps
 }
-# Times shorter than this many polls of the chief are too inaccurate to plan with.
-_LEAST_POLLS = 10
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,8 +115,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random times (default 0)")
     record = parser.add_argument_group("recording")
     add_arguments(parser)
-    record.add_argument("--every", type=float, default=0.02, metavar="S", help="seconds between two readings of the status (default 0.02)")
-    record.add_argument("--for", dest="duration", type=float, metavar="S", help="seconds to record (default: until training ends)")
+    record.add_argument(
+        "--for", dest="duration", type=float, default=math.inf, metavar="S", help="seconds to record (default: until training ends)"
+    )
 
 
 def run_plan(arguments: argparse.Namespace) -> Answer:
@@ -187,16 +186,15 @@ def _policy(word: str) -> PolicySpec:
 
 
 def _record(arguments: argparse.Namespace) -> Answer:
-    for name, value in (("--every", arguments.every), ("--for", arguments.duration)):
-        if value is not None and not 0.001 <= value < 1e9:
-            raise InvalidSpec(f"{name}: got {value:g}, want 0.001 or more seconds")
+    if not arguments.duration >= 0.001:
+        raise InvalidSpec(f"--for: got {arguments.duration:g}, want 0.001 or more seconds")
     path: Path = arguments.record
     rows: list[ComputingTime] = []
     with chief_of(arguments) as chief:
         try:
             with path.open("x", encoding="utf-8") as file:
                 try:
-                    _poll_chief(chief, file, rows, every_s=arguments.every, duration_s=arguments.duration)
+                    _write_times(chief, file, rows, seconds=arguments.duration)
                 finally:
                     if not rows:
                         path.unlink()
@@ -204,40 +202,29 @@ def _record(arguments: argparse.Namespace) -> Answer:
             raise InvalidSpec(f"{path}: it exists; name another file") from error
         except OSError as error:
             raise InvalidSpec(f"{path}: {error.strerror}; name a file that can be written") from error
-    return _report_recording(rows, path=path, every_s=arguments.every)
+    if not rows:
+        raise CommandFailed(f"{path} is not written: no worker made two contributions; record for longer")
+    median_s, num_workers = statistics.median(row.seconds for row in rows), len({row.worker for row in rows})
+    return Answer(
+        words=f"{path}: {len(rows)} times of {num_workers} workers, median {duration_text(median_s)}",
+        fields={"file": str(path), "num_times": len(rows), "num_workers": num_workers, "median_s": median_s},
+    )
 
 
-def _poll_chief(chief: Chief, file: TextIO, rows: list[ComputingTime], *, every_s: float, duration_s: float | None) -> None:
-    """Polls the chief until the time is up, Ctrl-C, or the end of training or of the chief; writes each row as soon as it is known."""
-    recorder, begun_at, pause = TimesRecorder(), time.monotonic(), threading.Event()
+def _write_times(chief: Chief, file: TextIO, rows: list[ComputingTime], *, seconds: float) -> None:
+    """Writes each row as soon as it is known, until the time is up, Ctrl-C, or the end of training or of the chief."""
+    recorder = TimesRecorder()
     print(HEADER, file=file, flush=True)
     try:
-        while duration_s is None or time.monotonic() < begun_at + duration_s:
-            status = chief.status()
+        for status, _ in statuses(chief, seconds=seconds):
+            rows += (new := recorder.observe(status))
+            file.writelines(f"{row.text}\n" for row in new)
+            file.flush()
             if status.state in _OVER:
                 return
-            new = recorder.observe(status, at=time.monotonic())
-            for row in new:
-                print(row.text, file=file, flush=True)
-            rows += new
-            pause.wait(every_s)
     except KeyboardInterrupt:
         return
     except PsError as error:
         if not rows:
             raise
         print(f"lockstep plan: the recording ends here: {error.message}", file=sys.stderr)
-
-
-def _report_recording(rows: list[ComputingTime], *, path: Path, every_s: float) -> Answer:
-    if not rows:
-        raise CommandFailed(f"{path} is not written: no computation was seen from its beginning to its end; record for longer")
-    median_s, num_workers = statistics.median(row.seconds for row in rows), len({row.worker for row in rows})
-    if median_s < _LEAST_POLLS * every_s:
-        advice = "poll more often (--every), or have the program write them itself"
-        print(f"lockstep plan: these are too short to be measured from outside: {advice}", file=sys.stderr)
-    times = f"{len(rows)} times of {num_workers} workers, median {duration_text(median_s)}, each exact to {duration_text(every_s)}"
-    return Answer(
-        words=f"{path}: {times}",
-        fields={"file": str(path), "num_times": len(rows), "num_workers": num_workers, "median_s": median_s},
-    )

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -45,7 +46,10 @@ def run_trace(arguments: argparse.Namespace) -> int:
     arguments.chief = arguments.address or arguments.chief
     timeline = Timeline()
     with chief_of(arguments) as chief, _opened(arguments.output) as file:
-        status = _poll(chief, timeline, seconds=arguments.seconds, is_quiet=arguments.json)
+        if not arguments.json:
+            print(f"recording for {arguments.seconds:g} s …", flush=True)
+        for status, at_s in statuses(chief, seconds=arguments.seconds):
+            timeline.add(status, at_s=at_s)
         json.dump(timeline.trace(cluster=status.cluster), file, separators=(",", ":"))
     if arguments.json:
         print(json.dumps({"file": str(arguments.output), "num_steps": timeline.num_steps, "num_missed": timeline.num_missed}))
@@ -66,18 +70,17 @@ def _opened(path: Path) -> TextIO:
         raise CommandFailed(f"cannot write {path}: {error.strerror}; choose another -o FILE", exit_code=ExitCode.USAGE) from error
 
 
-def _poll(chief: Chief, timeline: Timeline, *, seconds: float, is_quiet: bool) -> ClusterStatus:
+def statuses(chief: Chief, *, seconds: float) -> Iterator[tuple[ClusterStatus, float]]:
+    """Yields reports with their ledgers and the time of each, often enough that none of their steps is missed, and one at the end."""
     end = time.monotonic() + seconds
-    if not is_quiet:
-        print(f"recording for {seconds:g} s …", flush=True)
     while True:
         asked_at = time.monotonic()
         status = chief.status(max_ledger_entries=_NUM_ENTRIES)
         # The chief made the report at some moment in between.
-        timeline.add(status, at_s=(asked_at + time.monotonic()) / 2)
+        yield status, (asked_at + time.monotonic()) / 2
         left_s = end - time.monotonic()
         if left_s <= 0:
-            return status
+            return
         step_s = sum(entry.duration_s for entry in status.ledger) / len(status.ledger) if status.ledger else _LONGEST_S
         # The chief answers at once, so this loop sets the pace: it polls again before half of the ledger has been replaced.
         time.sleep(min(left_s, max(_SHORTEST_S, min(_LONGEST_S, step_s * _NUM_ENTRIES / 2))))

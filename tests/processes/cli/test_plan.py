@@ -68,7 +68,7 @@ def test_a_plan_from_computing_times_as_text_and_as_json(tmp_path: Path) -> None
         ("--latency constant:1 --workers 4 --compare sync", "--compare: got 'sync', want ssp:S"),
         ("--latency constant:1 --workers 4 --apply nan", "apply: got nan, want 0 or more seconds"),
         ("--record times.csv", "give --chief ADDRESS or set LOCKSTEP_CHIEF"),
-        ("--record times.csv --every 0", "--every: got 0, want 0.001 or more seconds"),
+        ("--record times.csv --for 0", "--for: got 0, want 0.001 or more seconds"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(arguments: str, words: str) -> None:
@@ -100,7 +100,7 @@ def test_the_times_of_a_running_cluster_can_be_planned_with(tmp_path: Path, sock
     recorded = tmp_path / "times.csv"
     with ExitStack() as stack:
         running = ServedCluster(Shape(num_ps=2, num_workers=2, max_steps=STEPS), stack, directory=socket_dir)
-        words = ("-m", "lockstep", "plan", "--record", recorded, "--chief", running.chief_address, "--every", "0.01")
+        words = ("-m", "lockstep", "plan", "--record", recorded, "--chief", running.chief_address)
         with speaking(*words, stdout=subprocess.PIPE) as recording:
             wait_until(recorded.exists, timeout_s=20, what="the recording has begun")
             threads = [threading.Thread(target=work, args=(running.chief_address, index)) for index in range(2)]

@@ -1,4 +1,4 @@
-"""Files of computing times: their two forms, errors in a line, and computing times derived from a cluster's status."""
+"""Files of computing times: their two forms, errors in a line, and computing times from a cluster's ledger."""
 
 import json
 
@@ -64,88 +64,54 @@ def test_a_wrong_line_is_named(text: str, words: str) -> None:
 
 
 class Observed:
-    """A cluster whose status is looked at every 10 ms."""
+    """A cluster whose workers contribute at given times."""
 
-    def __init__(self, *, num_required: int, num_workers: int) -> None:
-        self.driver = Driver(replicas_to_aggregate=num_required, total_num_replicas=num_workers, lease_s=1000.0)
+    def __init__(self, num_workers: int) -> None:
+        self.driver = Driver(total_num_replicas=num_workers, lease_s=1000.0)
         self.workers = self.driver.train(*range(num_workers))
-        self.calls: dict[int, int] = {}
+        self.calls: dict[Worker, int] = {}
         self.recorder = TimesRecorder()
-        self.rows: list[ComputingTime] = []
         self.begin = self.driver.now
 
-    def until(self, second: float) -> None:
-        while self.driver.now < self.begin + second - 0.005:
-            self.driver.now += 0.01
-            # Looks fall between what happens, which is at whole hundredths.
-            self.rows += self.recorder.observe(self.driver.coordinator.status(self.driver.now - 0.005), at=self.driver.now - 0.005 + 700)
+    def contribute(self, second: float, worker: Worker) -> None:
+        self.driver.now = self.begin + second
+        assert worker not in self.calls or worker.has_token(self.calls[worker])
+        self.calls[worker] = worker.ask(commit=worker.next_commit())
 
-    def contribute(self, worker: Worker) -> None:
-        call = self.calls.get(worker.index)
-        assert call is None or worker.has_token(call)
-        self.calls[worker.index] = worker.ask(commit=worker.next_commit())
+    def rows(self) -> list[tuple[int, int, float]]:
+        status = self.driver.coordinator.status(self.driver.now, max_ledger_entries=100)
+        return [(row.worker, row.step, round(row.seconds, 3)) for row in self.recorder.observe(status)]
 
 
-def test_a_recorder_observes_the_times_of_a_running_cluster() -> None:
-    seen = Observed(num_required=2, num_workers=2)
+def test_a_recorder_has_the_times_of_a_running_cluster_from_its_ledger_each_once() -> None:
+    seen = Observed(2)
     first, second = seen.workers
-    seen.until(0.1)
-    seen.contribute(first)
-    seen.until(0.2)
-    seen.contribute(second)  # opens step 1 at 0.2
-    seen.until(0.5)
-    seen.contribute(second)
-    seen.until(1.0)
-    seen.contribute(first)  # opens step 2 at 1.0
-    seen.until(1.25)
-    seen.contribute(first)
-    seen.until(1.5)
-    assert [(row.worker, row.step) for row in seen.rows] == [(1, 1), (0, 1), (0, 2)]
-    assert [row.seconds for row in seen.rows] == pytest.approx([0.3, 0.8, 0.25], abs=0.02)
+    for at, worker in ((0.1, first), (0.2, second), (0.5, second), (1.0, first)):
+        seen.contribute(at, worker)
+    assert sorted(seen.rows()) == [(0, 1, 0.8), (1, 1, 0.3)]
+    seen.contribute(1.25, first)
+    assert seen.rows() == []
+    seen.contribute(1.5, second)
+    assert sorted(seen.rows()) == [(0, 2, 0.25), (1, 2, 0.5)]
+    assert seen.rows() == []
 
 
-def test_a_straggler_is_timed_over_several_steps_and_starts_its_next_one_at_once() -> None:
-    seen = Observed(num_required=2, num_workers=3)
-    a, b, slow = seen.workers
-    for second, who in (
-        (0.1, (a, slow)),  # opens step 1
-        (0.2, (b,)),  # from the variables of step 0: stale, and continues with those of step 1
-        (0.3, (a,)),
-        (0.4, (b,)),  # opens step 2
-        (0.6, (a, b)),  # opens step 3
-        (0.75, (slow,)),  # from the variables of step 1
-        (0.9, (slow,)),
-        (1.0, ()),
-    ):
-        seen.until(second)
-        for worker in who:
-            seen.contribute(worker)
-    found = {(row.worker, row.step): row.seconds for row in seen.rows}
-    assert found.keys() == {(a.index, 1), (b.index, 1), (a.index, 2), (b.index, 2), (slow.index, 1), (slow.index, 3)}
-    assert [found[slow.index, step] for step in (1, 3)] == pytest.approx([0.65, 0.15], abs=0.02)
-    assert [found[b.index, step] for step in (1, 2)] == pytest.approx([0.2, 0.2], abs=0.02)
-
-
-def test_a_new_incarnation_is_not_taken_for_the_old_one() -> None:
-    seen = Observed(num_required=2, num_workers=2)
+def test_the_first_contribution_of_an_incarnation_is_left_out_for_it_has_the_start_of_the_worker_in_it() -> None:
+    seen = Observed(2)
     first, second = seen.workers
-    seen.until(0.05)
-    seen.contribute(first)
-    seen.contribute(second)
-    seen.until(0.1)
+    seen.contribute(0.05, first)
+    seen.contribute(0.1, second)
     first.leave()
     again = Worker(seen.driver, 0)
-    seen.until(0.3)
-    seen.contribute(second)
-    again.ask(commit=again.next_commit())
-    seen.until(0.4)
-    assert [row.worker for row in seen.rows] == [1]
+    seen.contribute(0.3, second)
+    seen.contribute(0.4, again)
+    assert seen.rows() == [(1, 1, 0.2)]
 
 
-def test_times_can_be_recorded_under_sync_only() -> None:
+def test_times_can_be_recorded_under_sync_without_backup_workers_only() -> None:
     driver = Driver(total_num_replicas=1, policy=PolicySpec(name=PolicyName.ASYNC))
     with pytest.raises(InvalidSpec, match="under sync only"):
-        TimesRecorder().observe(driver.coordinator.status(driver.now), at=0.0)
-    driver = Driver(replicas_to_aggregate=3, total_num_replicas=2)
-    with pytest.raises(InvalidSpec, match="3 contributions of 2 workers"):
-        TimesRecorder().observe(driver.coordinator.status(driver.now), at=0.0)
+        TimesRecorder().observe(driver.coordinator.status(driver.now))
+    driver = Driver(replicas_to_aggregate=2, total_num_replicas=3)
+    with pytest.raises(InvalidSpec, match="2 contributions of 3 workers, so that not all times are known"):
+        TimesRecorder().observe(driver.coordinator.status(driver.now))
