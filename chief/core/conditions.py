@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from chief.core.cluster.members import Member, MemberState
 from chief.core.cluster.parameter_servers import ShardRecord
 from chief.core.lacking import Missing, missing
-from chief.core.wording import counted, lease_end, percent, seconds
+from chief.core.wording import counted, lease_end, listed, percent, seconds
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterState, Condition, End, Level, ParticipantKind
 
@@ -50,6 +50,12 @@ class Scene:
     at: "Cluster"
     now: float
     missing: Missing | None
+    patience_s: float
+
+    @property
+    def is_young(self) -> bool:
+        """Whether the open step is at work, and waits for nobody yet."""
+        return self.age_s < self.patience_s
 
     @property
     def age_s(self) -> float:
@@ -84,10 +90,11 @@ class Scene:
         return (f"{named}LOCKSTEP_CHIEF={shlex.quote(self.at.address)} PROGRAM",) if self.at.address else ()
 
 
-def conditions(cluster: "Cluster", *, now: float) -> tuple[Condition, ...]:
-    """Returns all conditions that hold, the most urgent first; there is always one."""
-    is_open = cluster.state is ClusterState.TRAINING and cluster.policy.has_common_steps and not cluster.policy.is_complete
-    scene = Scene(cluster, now, missing(cluster) if is_open else None)
+def conditions(cluster: "Cluster", *, now: float, patience_s: float = PATIENCE_S) -> tuple[Condition, ...]:
+    """Returns all conditions that hold, the most urgent first; there is always one. A step younger than `patience_s` waits for nobody."""
+    policy = cluster.policy
+    is_open = cluster.state is ClusterState.TRAINING and not (policy.is_complete or cluster.training.is_configuring)
+    scene = Scene(cluster, now, missing(cluster) if is_open and policy.has_common_steps else None, patience_s)
     found = [
         Condition(
             name=row.name,
@@ -276,7 +283,8 @@ def _recovering(scene: Scene) -> Said | None:
         return None
     recovery, restoring = scene.at.recovery, scene.at.servers.restoring_progress
     far = f" ({percent(*restoring)})" if restoring is not None else ""
-    advice = f"{_sentence(recovery.why)} {_sentence(recovery.plan)} Workers continue by themselves."
+    parts = (recovery.why, recovery.plan, listed(scene.at.servers.explain_restoring()))
+    advice = " ".join([*map(_sentence, filter(None, parts)), "Workers continue by themselves."])
     return Said(f"Recovering: servers are brought to one step{far}", advice)
 
 
@@ -302,10 +310,10 @@ def _worker_silent(scene: Scene) -> Said | None:
 
 def _awaited(scene: Scene) -> Sequence[Member]:
     """The live workers that the cluster waits for, whatever its policy."""
-    if scene.age_s < PATIENCE_S or scene.at.servers.unreachable_since is not None:
+    if scene.is_young or scene.at.servers.unreachable_since is not None:
         return []
     if scene.missing is not None:
-        return [one for one in scene.missing.owing if scene.waited_s([one]) >= PATIENCE_S]
+        return [one for one in scene.missing.owing if scene.waited_s([one]) >= scene.patience_s]
     at, policy, live = scene.at, scene.at.policy, scene.at.members.live_workers
     if at.state is ClusterState.WAITING_FOR_MODEL and at.model.initializer is not None:
         member = at.members.find(ParticipantKind.WORKER, at.model.initializer[0])
@@ -317,7 +325,7 @@ def _awaited(scene: Scene) -> Sequence[Member]:
 
 
 def _worker_idle(scene: Scene) -> Said | None:
-    if scene.missing is None or not scene.missing.idle or scene.age_s < PATIENCE_S:
+    if scene.missing is None or not scene.missing.idle or scene.is_young:
         return None
     idle, step = scene.missing.idle, scene.at.policy.step
     verb = "waits" if len(idle) == 1 else "wait"
@@ -329,8 +337,10 @@ def _worker_idle(scene: Scene) -> Said | None:
 
 def _worker_absent(scene: Scene) -> Said | None:
     lacking = scene.missing
-    if lacking is None or lacking.gone or not lacking.num_more or scene.age_s < PATIENCE_S:
+    if lacking is None or lacking.gone or not lacking.num_more or scene.is_young:
         return None
+    if scene.at.policy.advice_to_all_waiting and not lacking.owing and scene.at.members.live_workers:
+        return Said("All workers wait for a token", _sentence(scene.at.policy.advice_to_all_waiting))
     if lacking.absent:
         return Said(scene.wait(named("worker", lacking.absent), "not joined"), "Start what is missing.", scene.start_command())
     return Said(scene.wait(f"{counted(lacking.num_more, 'more worker')}"), "A step needs more than are live.", scene.start_command())
@@ -497,14 +507,21 @@ def _initialising(scene: Scene) -> Said | None:
 
 
 def _saving(scene: Scene) -> Said | None:
-    if scene.at.state is not ClusterState.TRAINING or not scene.at.training.saving or scene.age_s < PATIENCE_S:
+    if scene.at.state is not ClusterState.TRAINING or not scene.at.training.saving or scene.is_young:
         return None
     return Said(scene.wait("a checkpoint"), _sentence(scene.at.training.saving))
 
 
 def _waiting(scene: Scene) -> Said | None:
-    awaited = [member for member in _awaited(scene) if not member.is_silent(scene.now)] if scene.missing is not None else []
-    return Said(_waiting_for(scene, awaited), "The step is applied once it has what is missing.") if awaited else None
+    policy, is_step = scene.at.policy, scene.missing is not None
+    is_waited = is_step or (bool(policy.slowest()) and bool(scene.at.training.waiting_workers))
+    awaited = [member for member in _awaited(scene) if not member.is_silent(scene.now)] if is_waited else []
+    advice = "The step is applied once it has what is missing."
+    if policy.is_in_grace:
+        advice = f"The step has enough contributions, and is applied without these after {policy.spec.grace_s:g} s of grace."
+    elif not is_step:
+        advice = f"Others may be {policy.spec.staleness} ahead of the slowest."
+    return Said(_waiting_for(scene, awaited), advice) if awaited else None
 
 
 def _slow_worker(scene: Scene) -> Said | None:
@@ -534,7 +551,7 @@ def _slow_worker(scene: Scene) -> Said | None:
 
 def _applying(scene: Scene) -> Said | None:
     at = scene.at
-    if at.state is not ClusterState.TRAINING or scene.age_s < PATIENCE_S or at.servers.unreachable_since is not None:
+    if at.state is not ClusterState.TRAINING or scene.is_young or at.servers.unreachable_since is not None:
         return None
     if at.training.is_configuring:
         return Said(scene.wait("the servers' new settings"))
@@ -563,7 +580,7 @@ def _training(scene: Scene) -> Said | None:
     at = scene.at
     if at.state is not ClusterState.TRAINING or not at.members.live_workers or at.servers.unreachable_since is not None:
         return None
-    is_at_work = scene.age_s < PATIENCE_S or not at.policy.has_common_steps
+    is_at_work = scene.is_young or not at.policy.has_common_steps
     return Said("Training. Nothing is waited for") if is_at_work else None
 
 

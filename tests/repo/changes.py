@@ -245,7 +245,7 @@ MOOD = Option(name="mood", parse=_stripped, default="calm", words="how the chief
             ),
             Edit(
                 path="chief/core/report.py",
-                before="    match cluster.state:\n        case ClusterState.RECOVERING:\n            return _explain_recovery",
+                before="    found = conditions(cluster, now=now, patience_s=0.0)\n",
                 text="""\
     if cluster.settings.config.mood == "sad":
         return "the chief is sad"

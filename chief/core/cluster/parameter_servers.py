@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 
-from chief.core.wording import listed, percent, printable, seconds
+from chief.core.wording import percent, printable, seconds
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ServerStatus
@@ -159,12 +159,6 @@ class ShardTable:
             record.is_reachable, record.unreachable_since = False, now
         record.why = printable(why)
 
-    def explain_missing(self, now: float) -> str:
-        """Says which shards are not adopted yet."""
-        missing = [_words(record, now) for record in self._records if not record.is_adopted]
-        count = f"{len(missing)} of {len(self._records)}"
-        return f"{count} parameter servers not reached yet: {listed(missing)}; start them or check their addresses"
-
     def explain_unreachable(self, now: float) -> list[str]:
         """Says of each shard that does not answer that it does not."""
         return [_silence(record, now) for record in self._records if not record.is_reachable]
@@ -242,10 +236,6 @@ def _far(record: ShardRecord) -> str:
 
 def _part(done: int, total: int) -> str:
     return f"{100 * done // max(1, total)} % of {total / (1 << 20):,.1f} MiB"
-
-
-def _words(record: ShardRecord, now: float) -> str:
-    return f"{record.name} unreachable for {seconds(now - record.unreachable_since)}{_cause(record)}"
 
 
 def _silence(record: ShardRecord, now: float) -> str:

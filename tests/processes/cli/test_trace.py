@@ -57,7 +57,7 @@ def test_trace_of_a_cluster_that_waits_says_what_for(cluster: ServedCluster, tmp
     is_ready = ("health", "--ready", "--address", cluster.chief_address)
     wait_until(lambda: lockstep_here(*is_ready).returncode == 0, what="the chief has its servers")
     ended = traced("--chief", cluster.chief_address, "--seconds", 0.2, "-o", tmp_path / "t.json")
-    assert ended.returncode == 1 and "no worker has joined yet" in ended.stderr
+    assert ended.returncode == 1 and "for the first worker. Start one" in ended.stderr
     checked(json.loads((tmp_path / "t.json").read_text()))
 
 

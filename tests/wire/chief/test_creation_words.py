@@ -49,7 +49,7 @@ def test_a_slow_creation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, cap
         worker = threading.Thread(target=work)
         worker.start()
         try:
-            told = re.compile(r": ps 0 receives its first values: [1-9]\d %$")
+            told = re.compile(r"Ps 0 receives its first values: [1-9]\d %$")
             wait_until(lambda: told.search(client.status().waiting_for), timeout_s=20, what="the status says how far it is")
             said = re.compile(r"creating the model: ps 0 receives its first values: [1-9]\d %")
             wait_until(lambda: said.search(caplog.text), timeout_s=20, what="the worker says so")
@@ -80,7 +80,7 @@ def test_a_server_that_fills_a_table_is_not_silent_and_says_how_far_it_is(
         worker = threading.Thread(target=work)
         worker.start()
         try:
-            told = re.compile(r": ps 0 fills the table 'users': [1-9]\d? %$")
+            told = re.compile(r"Ps 0 fills the table 'users': [1-9]\d? %$")
             wait_until(lambda: told.search(client.status().waiting_for), timeout_s=20, what="the status says how far it is")
             said = re.compile(r"creating the model: ps 0 fills the table 'users': [1-9]\d? %")
             wait_until(lambda: said.search(caplog.text), timeout_s=20, what="the worker says so")

@@ -86,7 +86,7 @@ def test_under_durability_step_no_step_is_reported_before_it_is_saved() -> None:
     assert (order.step, driver.step) == (1, 0)
     driver.do(driver.orders.pop(0))
     assert call not in driver.answers
-    assert driver.coordinator.explain(driver.now) == "step 0 is applied; it counts once it is saved"
+    assert driver.coordinator.explain(driver.now) == "Waiting 0 s for a checkpoint. Step 0 is applied; it counts once it is saved"
     driver.is_manual = False
     driver.work_off()
     assert worker.has_token(call)
@@ -100,7 +100,7 @@ def test_under_durability_step_a_full_disk_holds_the_step_and_it_is_tried_again(
     driver.full = True
     call = worker.ask(commit=worker.next_commit())
     assert call not in driver.answers
-    assert "trying again" in driver.coordinator.explain(driver.now)
+    assert "the chief tries again by itself" in driver.coordinator.explain(driver.now)
     driver.pass_time(2.5)
     driver.full = False
     driver.pass_time(1.0)

@@ -30,7 +30,7 @@ def test_a_waiting_worker_learns_the_reason_after_each_slice_of_its_wait() -> No
     driver.pass_time(0.2)
     reply = first.answer(call)
     assert (reply.result, reply.step) == (TokenResult.WAIT, 0)
-    assert "missing: worker 1 (last seen 2.0 s ago" in reply.waiting_for
+    assert "last seen: worker 1 2.0 s ago" in reply.waiting_for
     assert second.heartbeat() is False
 
 
@@ -188,7 +188,7 @@ def test_a_step_that_no_cluster_can_have_is_refused(step: int) -> None:
 def test_a_push_before_initialisation_is_refused_with_a_reason() -> None:
     driver = Driver()
     worker = Worker(driver)
-    with pytest.raises(NotInitialized, match="no values yet: none of the 1 live workers has registered a model yet"):
+    with pytest.raises(NotInitialized, match=r"no values yet: Waiting 0 s for a model \(1 worker joined\)"):
         worker.commit()
 
 

@@ -179,7 +179,7 @@ def test_while_shards_are_not_reached_workers_wait_with_that_explanation() -> No
     call = driver.ask_model(Worker(driver), max_wait_s=2.0)
     driver.pass_time(2.0)
     assert driver.answers[call].state is ModelState.ABSENT
-    assert "ps 0 at host-p:5000 unreachable for 2.0 s" in driver.answers[call].waiting_for
+    assert "for ps 0. Start what is missing, or check addresses. (ps 0: host-p:5000)" in driver.answers[call].waiting_for
 
 
 # Nobody is taken in before the chief knows which chiefs there were before it, since a number might be another's.
@@ -215,7 +215,7 @@ def test_a_worker_that_arrives_before_the_parameter_servers_are_found_learns_wha
     fresh.send(messages.CallCancelled(call=gone))
     fresh.pass_time(1.5)
     assert isinstance(fresh.answers[call], Unavailable), "so that it asks again"
-    assert "ps 1 at host-p:5001" in str(fresh.answers[call])
+    assert "ps 1: host-p:5001" in str(fresh.answers[call])
     fresh.begin()
     assert gone not in fresh.answers
     assert fresh.register(0).participant.incarnation == 1

@@ -97,7 +97,9 @@ def test_a_step_waits_for_the_place_of_an_expelled_worker_and_says_why_the_worke
     scene.driver.apply()
     assert scene.honest.has_token(honest)
     scene.honest.commit()
-    assert f"worker 1 (expelled 0.0 s ago: it committed contribution {scene.forged}" in scene.driver.coordinator.explain(scene.driver.now)
+    assert f"for worker 1 (program failed). It said: It committed contribution {scene.forged}" in scene.driver.coordinator.explain(
+        scene.driver.now
+    )
 
 
 def test_a_step_with_a_limited_norm_is_prepared_again_without_the_missing_contribution() -> None:

@@ -91,7 +91,7 @@ def test_a_call_that_waits_for_a_restoration_learns_its_progress() -> None:
     assert "has read" not in driver.coordinator.explain(driver.now)
     driver.send(messages.ShardRestoring(shard=1, num_bytes_read=3 << 30, num_bytes=4 << 30))
     told = driver.coordinator.explain(driver.now)
-    assert told.endswith("then step 0 of checkpoint step-000000000: ps 1 at host-p:5001 has read 75 % of 4,096.0 MiB"), told
+    assert "Then step 0 of checkpoint step-000000000. Ps 1 at host-p:5001 has read 75 % of 4,096.0 MiB." in told, told
     driver.is_manual = False
     driver.work_off()
     assert "has read" not in driver.coordinator.explain(driver.now)
@@ -104,19 +104,17 @@ def test_while_servers_are_restored_members_join_the_model_and_wait_with_an_expl
     driver.is_manual = True
     driver.restart(1)
     assert driver.coordinator.state is ClusterState.RECOVERING
-    text = "recovering: ps 1 at host-p:5001 was restarted; looking for the newest whole checkpoint"
-    assert driver.coordinator.status(driver.now).waiting_for == text
+    text = "Recovering: servers are brought to one step. Ps 1 at host-p:5001 was restarted. Looking for the newest whole checkpoint. "
+    assert driver.coordinator.status(driver.now).waiting_for.startswith(text)
     driver.come_back(worker)
-    with pytest.raises(Unavailable, match="recovering: ps 1"):
+    with pytest.raises(Unavailable, match=r"Recovering: .* Ps 1"):
         worker.commit()
     call = driver.ask_model(worker)
     driver.do(driver.orders.pop())
     driver.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     driver.now += 3.0
     told = driver.coordinator.explain(driver.now)
-    assert (
-        "waiting for ps 1 at host-p:5001 has not answered for 3.0 s (connection refused); then step 0 of checkpoint step-000000000" in told
-    )
+    assert "Waiting 3 s for ps 1 (connection refused)" in told and "Then step 0 of checkpoint step-000000000" in told
     driver.is_manual = False
     driver.come_back(worker)  # the epoch rose once more
     call = call if call not in driver.answers else driver.ask_model(worker)
@@ -319,7 +317,7 @@ def test_a_cluster_that_starts_with_a_finished_training_stays_until_each_worker_
     steps(driver, driver.train(0, 1), 3)
     later = Driver.outlived(storage=driver.storage, total_num_replicas=2, max_steps=2)
     assert (later.coordinator.state, later.step, later.ended) == (ClusterState.FINISHED, 2, [])
-    assert "waiting for 2 workers to come" in later.coordinator.status(later.now).waiting_for
+    assert "Waiting for 2 workers to come" in later.coordinator.status(later.now).waiting_for
     for index in (0, 1):
         assert later.ended == [], "one comes after the other has left"
         worker = Worker(later, index)
@@ -409,7 +407,7 @@ def test_a_chief_that_starts_waits_for_storage_and_continues_from_its_newest_che
     again.unreadable = BROKEN
     again.begin()
     assert again.coordinator.state is ClusterState.RECOVERING
-    assert f"{BROKEN}; it is tried again" in again.coordinator.explain(again.now)
+    assert f"{BROKEN}; it is tried again".upper() in again.coordinator.explain(again.now).upper()
     again.pass_time(60.0)
     assert again.coordinator.state is ClusterState.RECOVERING
     assert len([note for note in again.notes if BROKEN in note.text]) < 10, "said, but not for ever"

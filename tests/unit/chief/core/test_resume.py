@@ -73,7 +73,7 @@ def test_a_step_that_one_shard_has_applied_is_repeated_with_the_same_contributio
     driver.apply_at(ahead)
     driver.new_chief()
     assert driver.coordinator.state is ClusterState.RECOVERING
-    assert "step 3 is repeated with its 2 contributions" in driver.coordinator.explain(driver.now)
+    assert "Step 3 is repeated with its 2 contributions" in driver.coordinator.explain(driver.now)
     assert (driver.to_apply[0].step, driver.to_apply[0].contributors) == (3, made_of)
     driver.apply()
     assert (driver.step, [shard.step for shard in driver.shards], driver.coordinator.state) == (4, [4, 4], ClusterState.TRAINING)
@@ -334,7 +334,7 @@ def test_under_durability_step_a_new_chief_tells_no_step_that_is_not_saved() -> 
     driver.is_manual = False
     driver.new_chief()
     assert driver.coordinator.state is ClusterState.RECOVERING
-    assert "step 3 is saved before it is announced" in driver.coordinator.explain(driver.now)
+    assert "Step 3 is saved before it is announced" in driver.coordinator.explain(driver.now)
     driver.full = False
     driver.pass_time(1.5)
     assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)

@@ -45,7 +45,7 @@ def test_with_one_of_two_workers_dead_the_wait_names_it_and_a_replacement_contin
         alive.heartbeat()
     assert alive.push() is LATE, "nobody else fills in"
     driver.pass_time(5.0)
-    assert "step 3 has 1 of 2 contributions; missing: worker 1 (last seen 20.0 s ago" in alive.answer(call).waiting_for
+    assert "step 3 has 1 of 2 contributions; last seen: worker 1 20.0 s ago" in alive.answer(call).waiting_for
     call = alive.ask(repeat=True)
     replacement = Worker(driver, 1)
     assert (replacement.local_step, replacement.registration.may_contribute) == (3, True)

@@ -98,7 +98,7 @@ def test_the_step_is_applied_before_the_commit_that_completes_it_returns() -> No
 def test_a_wait_that_has_no_time_says_what_it_waits_for() -> None:
     scene = Scene(total_num_replicas=2)
     scene.chief.call(CommitPushRequest(participant=scene.worker, commit=scene.push(0)))
-    assert "missing: worker 1 (not joined)" in scene.wait(0).waiting_for
+    assert "for worker 1 (not joined)" in scene.wait(0).waiting_for
 
 
 def test_ctrl_c_while_a_step_is_applied_takes_effect_after_it() -> None:
