@@ -17,9 +17,8 @@ from ps_protocol.process.history import digest
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Applied, Configured, Created, StateKept
-from ps_protocol.roles.shard import ApplyRequest, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, HiddenState, OptimizerPowers, ShardSettings, ShardSpec
 from ps_server.model.shard_model import ShardModel
-from ps_server.model.snapshot import HIDDEN_STATE, HiddenState, decode_hidden_state
 from ps_server.numbers.memory import MemoryBudget
 
 Wanted = tuple[int, int]
@@ -36,8 +35,9 @@ class _Snapshot:
         """Returns a shard's hidden state, with the powers of optimizers that only other shards had."""
         powers: dict[str, tuple[float, ...]] = {}
         for _, state in sorted(self.states.items(), key=lambda item: (item[0] != shard, item[0])):
-            powers = {**state.powers, **powers}
-        return replace(self.states.get(shard, self.states[min(self.states)]), powers=powers)
+            powers = {**state.powers_by_key, **powers}
+        joined = tuple(OptimizerPowers(key=key, powers=values) for key, values in powers.items())
+        return replace(self.states.get(shard, self.states[min(self.states)]), powers=joined)
 
 
 @light_dataclass(slots=True)
@@ -158,7 +158,7 @@ class _Replica:
         if self._model is None:
             model = self._new_model(state.spec)
             Segments([tensor.content for tensor in model.begin_restore()]).copy_from(Segments([np.array(content)]))
-            hidden = decode_hidden_state({HIDDEN_STATE: state.hidden}, where=self._life.where)
+            hidden = state.hidden
             model.publish_restored(hidden, state.settings)
         elif b"".join(tensor.content.data for tensor in self._model.snapshot().tensors()) != content.tobytes():
             return "it was restored to other values than it had" if state.from_epoch is not None else "it kept other values than it had"

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, HiddenState, PushHeader, ShardSettings, ShardSpec
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Created:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class StateKept:
-    """All that a shard's next steps depend on; content: its tensors in order. `hidden`: its numbers, as a checkpoint file has them.
+    """All that a shard's next steps depend on; content: its tensors in order. `hidden`: its numbers.
 
     `spec` has the epoch and step of the state. `from_epoch`: it is that of a checkpoint saved in this epoch; None: it is the shard's own,
     kept so that what came before need not be.
@@ -57,7 +57,7 @@ class StateKept:
     spec: ShardSpec
     settings: ShardSettings
     process: int
-    hidden: str
+    hidden: HiddenState
     from_epoch: int | None = None
 
 

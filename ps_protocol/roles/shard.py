@@ -388,6 +388,36 @@ class MetricCell:
     last: float
 
 
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerPowers:
+    """Powers of an optimizer's numbers, such as beta1 ** t; `key` is empty for the model's own optimizer."""
+
+    key: str
+    powers: tuple[float, ...]
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenState:
+    """The numbers, besides tensors, that a shard's next steps depend on. `average_product`: of the averages' decays of the steps gone by.
+
+    `phase`, `phase_step`: the number of the phase of training, and its first step.
+    """
+
+    step: int
+    powers: tuple[OptimizerPowers, ...] = ()
+    phase: int = 0
+    phase_step: int = 0
+    average_product: float = 1.0
+    num_nonfinite: int = 0
+    metrics: tuple[MetricCell, ...] = ()
+    pushes: tuple[WorkerPushes, ...] = ()
+
+    @property
+    def powers_by_key(self) -> dict[str, tuple[float, ...]]:
+        """The powers of each optimizer by its key."""
+        return {one.key: one.powers for one in self.powers}
+
+
 @_asks("ReadMetrics", by=READERS | CHIEF)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ReadMetricsRequest:

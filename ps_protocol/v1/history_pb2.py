@@ -26,7 +26,7 @@ from ps_protocol.v1 import parameter_service_pb2 as ps__protocol_dot_v1_dot_para
 from ps_protocol.v1 import tensor_pb2 as ps__protocol_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cps_protocol/v1/history.proto\x12\x0eps_protocol.v1\x1a&ps_protocol/v1/parameter_service.proto\x1a\x1bps_protocol/v1/tensor.proto\"\x90\x0b\n\rHistoryRecord\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rcontent_bytes\x18\x02 \x01(\x04\x12\x34\n\x05\x62\x65gun\x18\x03 \x01(\x0b\x32#.ps_protocol.v1.HistoryRecord.BegunH\x00\x12@\n\x0b\x63ontributed\x18\x04 \x01(\x0b\x32).ps_protocol.v1.HistoryRecord.ContributedH\x00\x12:\n\x08\x61nswered\x18\x05 \x01(\x0b\x32&.ps_protocol.v1.HistoryRecord.AnsweredH\x00\x12\x38\n\x07\x63reated\x18\x06 \x01(\x0b\x32%.ps_protocol.v1.HistoryRecord.CreatedH\x00\x12=\n\nstate_kept\x18\x07 \x01(\x0b\x32\'.ps_protocol.v1.HistoryRecord.StateKeptH\x00\x12>\n\nconfigured\x18\x08 \x01(\x0b\x32(.ps_protocol.v1.HistoryRecord.ConfiguredH\x00\x12\x38\n\x07\x61pplied\x18\t \x01(\x0b\x32%.ps_protocol.v1.HistoryRecord.AppliedH\x00\x12\x38\n\x07\x61rrived\x18\n \x01(\x0b\x32%.ps_protocol.v1.HistoryRecord.ArrivedH\x00\x12\x38\n\x07\x63ounted\x18\x0b \x01(\x0b\x32%.ps_protocol.v1.HistoryRecord.CountedH\x00\x1a\x43\n\x05\x42\x65gun\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0f\n\x07segment\x18\x04 \x01(\x04\x1aH\n\x0b\x43ontributed\x12\r\n\x05shard\x18\x01 \x01(\r\x12*\n\x06header\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.PushHeader\x1a\x7f\n\x08\x41nswered\x12\'\n\x07push_id\x18\x01 \x01(\x0b\x32\x16.ps_protocol.v1.PushId\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x19\n\x0c\x61pplied_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_applied_step\x1a\x43\n\x07\x43reated\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.ps_protocol.v1.ShardSpec\x12\x0f\n\x07process\x18\x02 \x01(\x06\x1a\xae\x01\n\tStateKept\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.ps_protocol.v1.ShardSpec\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.ps_protocol.v1.ShardSettings\x12\x0f\n\x07process\x18\x03 \x01(\x06\x12\x0e\n\x06hidden\x18\x04 \x01(\t\x12\x17\n\nfrom_epoch\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_from_epoch\x1aK\n\nConfigured\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.ps_protocol.v1.ShardSettings\x1aH\n\x07\x41pplied\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.ps_protocol.v1.ApplyRequest\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x1a\x41\n\x07\x41rrived\x12\'\n\x07push_id\x18\x01 \x01(\x0b\x32\x16.ps_protocol.v1.PushId\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x1aT\n\x07\x43ounted\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12,\n\x0c\x63ontributors\x18\x03 \x03(\x0b\x32\x16.ps_protocol.v1.PushIdB\x07\n\x05\x65ventb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cps_protocol/v1/history.proto\x12\x0eps_protocol.v1\x1a&ps_protocol/v1/parameter_service.proto\x1a\x1bps_protocol/v1/tensor.proto\"\xad\x0b\n\rHistoryRecord\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rcontent_bytes\x18\x02 \x01(\x04\x12\x34\n\x05\x62\x65gun\x18\x03 \x01(\x0b\x32#.ps_protocol.v1.HistoryRecord.BegunH\x00\x12@\n\x0b\x63ontributed\x18\x04 \x01(\x0b\x32).ps_protocol.v1.HistoryRecord.ContributedH\x00\x12:\n\x08\x61nswered\x18\x05 \x01(\x0b\x32&.ps_protocol.v1.HistoryRecord.AnsweredH\x00\x12\x38\n\x07\x63reated\x18\x06 \x01(\x0b\x32%.ps_protocol.v1.HistoryRecord.CreatedH\x00\x12=\n\nstate_kept\x18\x07 \x01(\x0b\x32\'.ps_protocol.v1.HistoryRecord.StateKeptH\x00\x12>\n\nconfigured\x18\x08 \x01(\x0b\x32(.ps_protocol.v1.HistoryRecord.ConfiguredH\x00\x12\x38\n\x07\x61pplied\x18\t \x01(\x0b\x32%.ps_protocol.v1.HistoryRecord.AppliedH\x00\x12\x38\n\x07\x61rrived\x18\n \x01(\x0b\x32%.ps_protocol.v1.HistoryRecord.ArrivedH\x00\x12\x38\n\x07\x63ounted\x18\x0b \x01(\x0b\x32%.ps_protocol.v1.HistoryRecord.CountedH\x00\x1a\x43\n\x05\x42\x65gun\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0f\n\x07segment\x18\x04 \x01(\x04\x1aH\n\x0b\x43ontributed\x12\r\n\x05shard\x18\x01 \x01(\r\x12*\n\x06header\x18\x02 \x01(\x0b\x32\x1a.ps_protocol.v1.PushHeader\x1a\x7f\n\x08\x41nswered\x12\'\n\x07push_id\x18\x01 \x01(\x0b\x32\x16.ps_protocol.v1.PushId\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x19\n\x0c\x61pplied_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_applied_step\x1a\x43\n\x07\x43reated\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.ps_protocol.v1.ShardSpec\x12\x0f\n\x07process\x18\x02 \x01(\x06\x1a\xcb\x01\n\tStateKept\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x19.ps_protocol.v1.ShardSpec\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.ps_protocol.v1.ShardSettings\x12\x0f\n\x07process\x18\x03 \x01(\x06\x12+\n\x06hidden\x18\x04 \x01(\x0b\x32\x1b.ps_protocol.v1.HiddenState\x12\x17\n\nfrom_epoch\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_from_epoch\x1aK\n\nConfigured\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.ps_protocol.v1.ShardSettings\x1aH\n\x07\x41pplied\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.ps_protocol.v1.ApplyRequest\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x1a\x41\n\x07\x41rrived\x12\'\n\x07push_id\x18\x01 \x01(\x0b\x32\x16.ps_protocol.v1.PushId\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x1aT\n\x07\x43ounted\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12,\n\x0c\x63ontributors\x18\x03 \x03(\x0b\x32\x16.ps_protocol.v1.PushIdB\x07\n\x05\x65ventb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ps_protocol.v1.history_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HISTORYRECORD']._serialized_start=118
-  _globals['_HISTORYRECORD']._serialized_end=1542
+  _globals['_HISTORYRECORD']._serialized_end=1571
   _globals['_HISTORYRECORD_BEGUN']._serialized_start=713
   _globals['_HISTORYRECORD_BEGUN']._serialized_end=780
   _globals['_HISTORYRECORD_CONTRIBUTED']._serialized_start=782
@@ -44,13 +44,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HISTORYRECORD_CREATED']._serialized_start=985
   _globals['_HISTORYRECORD_CREATED']._serialized_end=1052
   _globals['_HISTORYRECORD_STATEKEPT']._serialized_start=1055
-  _globals['_HISTORYRECORD_STATEKEPT']._serialized_end=1229
-  _globals['_HISTORYRECORD_CONFIGURED']._serialized_start=1231
-  _globals['_HISTORYRECORD_CONFIGURED']._serialized_end=1306
-  _globals['_HISTORYRECORD_APPLIED']._serialized_start=1308
-  _globals['_HISTORYRECORD_APPLIED']._serialized_end=1380
-  _globals['_HISTORYRECORD_ARRIVED']._serialized_start=1382
-  _globals['_HISTORYRECORD_ARRIVED']._serialized_end=1447
-  _globals['_HISTORYRECORD_COUNTED']._serialized_start=1449
-  _globals['_HISTORYRECORD_COUNTED']._serialized_end=1533
+  _globals['_HISTORYRECORD_STATEKEPT']._serialized_end=1258
+  _globals['_HISTORYRECORD_CONFIGURED']._serialized_start=1260
+  _globals['_HISTORYRECORD_CONFIGURED']._serialized_end=1335
+  _globals['_HISTORYRECORD_APPLIED']._serialized_start=1337
+  _globals['_HISTORYRECORD_APPLIED']._serialized_end=1409
+  _globals['_HISTORYRECORD_ARRIVED']._serialized_start=1411
+  _globals['_HISTORYRECORD_ARRIVED']._serialized_end=1476
+  _globals['_HISTORYRECORD_COUNTED']._serialized_start=1478
+  _globals['_HISTORYRECORD_COUNTED']._serialized_end=1562
 # @@protoc_insertion_point(module_scope)

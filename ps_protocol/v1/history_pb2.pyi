@@ -56,9 +56,9 @@ class HistoryRecord(_message.Message):
         spec: _parameter_service_pb2.ShardSpec
         settings: _parameter_service_pb2.ShardSettings
         process: int
-        hidden: str
+        hidden: _parameter_service_pb2.HiddenState
         from_epoch: int
-        def __init__(self, spec: _Optional[_Union[_parameter_service_pb2.ShardSpec, _Mapping]] = ..., settings: _Optional[_Union[_parameter_service_pb2.ShardSettings, _Mapping]] = ..., process: _Optional[int] = ..., hidden: _Optional[str] = ..., from_epoch: _Optional[int] = ...) -> None: ...
+        def __init__(self, spec: _Optional[_Union[_parameter_service_pb2.ShardSpec, _Mapping]] = ..., settings: _Optional[_Union[_parameter_service_pb2.ShardSettings, _Mapping]] = ..., process: _Optional[int] = ..., hidden: _Optional[_Union[_parameter_service_pb2.HiddenState, _Mapping]] = ..., from_epoch: _Optional[int] = ...) -> None: ...
     class Configured(_message.Message):
         __slots__ = ("step", "settings")
         STEP_FIELD_NUMBER: _ClassVar[int]

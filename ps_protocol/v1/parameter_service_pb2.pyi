@@ -651,6 +651,34 @@ class MetricCell(_message.Message):
     last: float
     def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., total: _Optional[float] = ..., weight: _Optional[float] = ..., count: _Optional[int] = ..., last: _Optional[float] = ...) -> None: ...
 
+class HiddenState(_message.Message):
+    __slots__ = ("step", "powers", "phase", "phase_step", "average_product", "num_nonfinite", "metrics", "pushes")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POWERS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_STEP_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    NUM_NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    powers: _containers.RepeatedCompositeFieldContainer[OptimizerPowers]
+    phase: int
+    phase_step: int
+    average_product: float
+    num_nonfinite: int
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricCell]
+    pushes: _containers.RepeatedCompositeFieldContainer[WorkerPushes]
+    def __init__(self, step: _Optional[int] = ..., powers: _Optional[_Iterable[_Union[OptimizerPowers, _Mapping]]] = ..., phase: _Optional[int] = ..., phase_step: _Optional[int] = ..., average_product: _Optional[float] = ..., num_nonfinite: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[MetricCell, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ...) -> None: ...
+
+class OptimizerPowers(_message.Message):
+    __slots__ = ("key", "powers")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    POWERS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    powers: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, key: _Optional[str] = ..., powers: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class GetShardStatusRequest(_message.Message):
     __slots__ = ("fence",)
     FENCE_FIELD_NUMBER: _ClassVar[int]

@@ -18,7 +18,7 @@ from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, St
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
 from ps_protocol.roles.identity import HandshakeReply, HandshakeRequest, Identity, ProtocolVersion, Role, SeenPlace, TryCheckpointsRequest
-from ps_protocol.roles.shard import AdoptRequest, Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, DataSocketRequest, Invitation, KeepRecordRequest, KeepStoryRequest, Metric, MetricCell, PrepareRequest, PushHeader, PushReply, PushResult, ReadMetricsRequest, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, ShardStatusRequest, ShutdownRequest, SparsePart, WorkerPushes
+from ps_protocol.roles.shard import AdoptRequest, Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, DataSocketRequest, HiddenState, Invitation, KeepRecordRequest, KeepStoryRequest, Metric, MetricCell, OptimizerPowers, PrepareRequest, PushHeader, PushReply, PushResult, ReadMetricsRequest, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, ShardStatusRequest, ShutdownRequest, SparsePart, WorkerPushes
 from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special
@@ -763,6 +763,49 @@ def read_RowsRequest(message: Any) -> RowsRequest:
         table=message.table,
         step=message.step if message.HasField("step") else None,
         slot=message.slot,
+    )
+
+
+def write_OptimizerPowers(value: OptimizerPowers, message: Any) -> None:
+    message.key = value.key
+    if one := value.powers:
+        message.powers.extend(one)
+
+
+def read_OptimizerPowers(message: Any) -> OptimizerPowers:
+    return OptimizerPowers(
+        key=message.key,
+        powers=tuple(message.powers),
+    )
+
+
+def write_HiddenState(value: HiddenState, message: Any) -> None:
+    message.step = value.step
+    if one := value.powers:
+        for item in one:
+            write_OptimizerPowers(item, message.powers.add())
+    message.phase = value.phase
+    message.phase_step = value.phase_step
+    message.average_product = value.average_product
+    message.num_nonfinite = value.num_nonfinite
+    if one := value.metrics:
+        for item in one:
+            write_MetricCell(item, message.metrics.add())
+    if one := value.pushes:
+        for item in one:
+            write_WorkerPushes(item, message.pushes.add())
+
+
+def read_HiddenState(message: Any) -> HiddenState:
+    return HiddenState(
+        step=message.step,
+        powers=fields.decode_each(message.powers, read_OptimizerPowers, field="powers") if message.powers else (),
+        phase=message.phase,
+        phase_step=message.phase_step,
+        average_product=message.average_product,
+        num_nonfinite=message.num_nonfinite,
+        metrics=fields.decode_each(message.metrics, read_MetricCell, field="metrics") if message.metrics else (),
+        pushes=fields.decode_each(message.pushes, read_WorkerPushes, field="pushes") if message.pushes else (),
     )
 
 
@@ -1624,7 +1667,7 @@ def write_StateKept(value: StateKept, message: Any) -> None:
     write_ShardSpec(value.spec, message.spec)
     write_ShardSettings(value.settings, message.settings)
     message.process = value.process
-    message.hidden = value.hidden
+    write_HiddenState(value.hidden, message.hidden)
     if (one := value.from_epoch) is not None:
         message.from_epoch = one
 
@@ -1634,7 +1677,7 @@ def read_StateKept(message: Any) -> StateKept:
         spec=read_ShardSpec(message.spec) if message.HasField("spec") else fields.missing(message, "spec"),
         settings=read_ShardSettings(message.settings) if message.HasField("settings") else fields.missing(message, "settings"),
         process=message.process,
-        hidden=message.hidden,
+        hidden=read_HiddenState(message.hidden) if message.HasField("hidden") else fields.missing(message, "hidden"),
         from_epoch=message.from_epoch if message.HasField("from_epoch") else None,
     )
 
@@ -2620,6 +2663,8 @@ WRITE: dict[type, Any] = {
     ReadRequest: write_ReadRequest,
     FetchRequest: write_FetchRequest,
     RowsRequest: write_RowsRequest,
+    OptimizerPowers: write_OptimizerPowers,
+    HiddenState: write_HiddenState,
     MetricCell: write_MetricCell,
     ShardReport: write_ShardReport,
     ShardStatus: write_ShardStatus,
@@ -2747,6 +2792,8 @@ READ: dict[type, Any] = {
     ReadRequest: read_ReadRequest,
     FetchRequest: read_FetchRequest,
     RowsRequest: read_RowsRequest,
+    OptimizerPowers: read_OptimizerPowers,
+    HiddenState: read_HiddenState,
     MetricCell: read_MetricCell,
     ShardReport: read_ShardReport,
     ShardStatus: read_ShardStatus,
@@ -2874,6 +2921,8 @@ MESSAGE: dict[type, Any] = {
     ReadRequest: parameter_service_pb2.ReadRequest,
     FetchRequest: parameter_service_pb2.FetchWeightsRequest,
     RowsRequest: parameter_service_pb2.RowsHeader,
+    OptimizerPowers: parameter_service_pb2.OptimizerPowers,
+    HiddenState: parameter_service_pb2.HiddenState,
     MetricCell: parameter_service_pb2.MetricCell,
     ShardReport: parameter_service_pb2.ShardReport,
     ShardStatus: parameter_service_pb2.GetShardStatusResponse,

@@ -146,6 +146,8 @@ _NAMED: tuple[Pair, ...] = (
         reads={"encoding": special.read_encoding_for_variables},
     ),
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
+    Pair(value=shard.OptimizerPowers, message=parameter_service_pb2.OptimizerPowers),
+    Pair(value=shard.HiddenState, message=parameter_service_pb2.HiddenState),
     Pair(value=shard.MetricCell, message=parameter_service_pb2.MetricCell),
     Pair(value=shard.ShardReport, message=parameter_service_pb2.ShardReport),
     Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse, check=special.check_status),

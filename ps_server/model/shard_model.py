@@ -13,12 +13,12 @@ from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import ApplyRequest, RowsRequest, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, HiddenState, OptimizerPowers, RowsRequest, ShardSettings, ShardSpec
 from ps_protocol.shared_memory import words as at
 from ps_server.contributions.inbox import Contribution, Inbox
 from ps_server.contributions.shared_buffers import SharedBuffers
 from ps_server.contributions.staging import StagedGradients, StagingMemory
-from ps_server.model.snapshot import HiddenState, Snapshot, StateMemory, StateTensor, rule_keys, tensors_of
+from ps_server.model.snapshot import Snapshot, StateMemory, StateTensor, rule_keys, tensors_of
 from ps_server.numbers.apply import ONE_THREAD, FusedApply, StepMemory, StripeRunner
 from ps_server.numbers.arena import ShardArena, VersionedBuffer
 from ps_server.numbers.memory import BufferPool, MemoryBudget, VariablesMemory, private_variables
@@ -169,8 +169,8 @@ class ShardModel:
         Raises InvalidSpec, LimitExceeded if `hidden` is not a state of this model.
         """
         for key, rule in zip(rule_keys(self.spec.layout), self._settings.rules, strict=True):
-            rule.resume(hidden.powers.get(key, rule.powers))
-        self._settings.resume_phase(*hidden.phase)
+            rule.resume(hidden.powers_by_key.get(key, rule.powers))
+        self._settings.resume_phase(hidden.phase, hidden.phase_step)
         self._fused.resume_averages(hidden.average_product)
         self.inbox.metrics.resume(hidden.metrics)
         self.inbox.push_ids.resume(hidden.pushes)
@@ -188,8 +188,12 @@ class ShardModel:
         """Returns the state that later steps depend on: tensors in `memory` (None: in place), saved as `step` (None: the model's own)."""
         hidden = HiddenState(
             step=self.step if step is None else step,
-            powers=dict(zip(rule_keys(self.spec.layout), (rule.powers for rule in self._settings.rules), strict=True)),
-            phase=(self._settings.phase, self._settings.phase_step),
+            powers=tuple(
+                OptimizerPowers(key=key, powers=rule.powers)
+                for key, rule in zip(rule_keys(self.spec.layout), self._settings.rules, strict=True)
+            ),
+            phase=self._settings.phase,
+            phase_step=self._settings.phase_step,
             average_product=self._fused.average_product(self.step),
             num_nonfinite=self.num_nonfinite,
             metrics=tuple(self.inbox.metrics.cells()),

@@ -11,12 +11,14 @@ import mmap
 import os
 import threading
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from ps_protocol.checkpoint.catalog import max_tensors_of
 from ps_protocol.checkpoint.manifest import read_checkpoint
@@ -37,15 +39,24 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.checkpoint import Checkpoint
-from ps_protocol.roles.shard import CheckpointFile, RestoreProgress, RestoreRequest, SaveProgress, SaveRequest, SaveState, ShardSpec
+from ps_protocol.roles.shard import (
+    CheckpointFile,
+    HiddenState,
+    OptimizerPowers,
+    RestoreProgress,
+    RestoreRequest,
+    SaveProgress,
+    SaveRequest,
+    SaveState,
+    ShardSpec,
+)
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 from ps_server.model.shard_model import ShardModel
 from ps_server.model.snapshot import (
-    HiddenState,
     Snapshot,
     StateMemory,
     StateTensor,
-    decode_hidden_state,
-    encode_hidden_state,
     memory_like,
     rule_keys,
 )
@@ -54,6 +65,9 @@ from ps_server.numbers.memory import MemoryBudget, format_bytes
 from ps_server.shard.gate import TURN_WAIT_S
 
 log = logging.getLogger("lockstep.server")
+
+# The name of a shard's numbers in its file's header, a message in base64: JSON of it took ten times as long, beside the steps.
+_HIDDEN_STATE = "shard"
 
 # How work beside the steps is begun: in a thread of its own, unless the owner has another way.
 
@@ -396,7 +410,7 @@ class CheckpointPlan:
         """Joins several states: their counters are equal, unless contributions were applied as they arrived."""
         powers: dict[str, tuple[float, ...]] = {}
         for state in sources:
-            for key, values in state.powers.items():
+            for key, values in state.powers_by_key.items():
                 powers.setdefault(key, values)
         missing = [key for key in rule_keys(self._spec.layout) if key not in powers]
         if missing:
@@ -406,7 +420,7 @@ class CheckpointPlan:
         first = sources[0] if sources else HiddenState(step=self._checkpoint.step)
         return replace(
             first,
-            powers=powers,
+            powers=tuple(OptimizerPowers(key=key, powers=values) for key, values in powers.items()),
             metrics=states[0].metrics if self._spec.shard == 0 and 0 in states else (),
             pushes=self._checkpoint.pushes or first.pushes,
         )
@@ -738,6 +752,19 @@ class Checkpoints:
         except BaseException:
             self._side.drop(model)
             raise
+
+
+def encode_hidden_state(state: HiddenState) -> dict[str, str]:
+    """Returns the numbers of a shard for its file's header."""
+    return {_HIDDEN_STATE: b64encode(codec.encode(state).SerializeToString()).decode()}
+
+
+def decode_hidden_state(metadata: Mapping[str, str], *, where: str) -> HiddenState:
+    """Returns the numbers that `encode_hidden_state` was given. Raises DataLoss for other texts; `where` names the file."""
+    try:
+        return codec.decode(HiddenState, pb.HiddenState.FromString(b64decode(metadata[_HIDDEN_STATE], validate=True)))
+    except (KeyError, ValueError, DecodeError, PsError) as error:
+        raise DataLoss(f"{where}: the state of the shard in its header cannot be read ({str(error)[:80]})") from None
 
 
 def _stands(storage: CheckpointStorage, save: Attempt) -> bool:

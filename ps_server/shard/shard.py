@@ -44,6 +44,7 @@ from ps_protocol.roles.shard import (
     AdoptRequest,
     ApplyReply,
     ApplyRequest,
+    HiddenState,
     KeepRecordRequest,
     KeepStoryRequest,
     MetricCell,
@@ -69,7 +70,7 @@ from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_server.contributions.inbox import Contribution
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel, StepWork, difference
-from ps_server.model.snapshot import HIDDEN_STATE, HiddenState, Snapshot, StateMemory, encode_hidden_state
+from ps_server.model.snapshot import Snapshot, StateMemory
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner
 from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
 from ps_server.shard.checkpoints import Checkpoints, RunInBackground
@@ -890,7 +891,7 @@ class ShardHistory:
             spec=replace(model.spec, epoch=epoch, initial_step=model.step),
             settings=model.settings,
             process=self._process,
-            hidden=encode_hidden_state(now.hidden)[HIDDEN_STATE],
+            hidden=now.hidden,
             from_epoch=from_epoch,
         )
         writer.write(state, [tensor.content for tensor in now.tensors()])

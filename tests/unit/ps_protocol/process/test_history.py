@@ -19,7 +19,7 @@ from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.process.history import Chronicle, HistoryWriter, digest, read_history
 from ps_protocol.roles import history as events
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import ApplyRequest, Metric, PushHeader, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, HiddenState, Metric, PushHeader, ShardSettings, ShardSpec
 from tests.support.chief.eras import era, fence
 
 _PUSH = PushId(worker=1, incarnation=3, sequence=9)
@@ -59,7 +59,7 @@ def test_the_records_of_a_history_are_read_back_as_written_without_the_workers_s
         events.Created(spec=_spec(), process=77),
         events.Applied(request=request, sha256=digest(content)),
         events.Configured(step=5, settings=settings),
-        events.StateKept(spec=_spec(), settings=settings, process=77, hidden="{}", from_epoch=1),
+        events.StateKept(spec=_spec(), settings=settings, process=77, hidden=HiddenState(step=3), from_epoch=1),
         _STEP,
     ]
     writer = HistoryWriter(tmp_path, role="ps-1")
@@ -122,7 +122,7 @@ def test_the_oldest_segments_go_so_that_a_history_stays_within_its_bound(tmp_pat
 
 def test_a_segment_begins_only_with_what_can_be_understood_without_those_before_it(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, role="ps-1", max_bytes=10_000)
-    state = events.StateKept(spec=_spec(), settings=ShardSettings(fence=fence(2, 4), version=1), process=7, hidden="{}")
+    state = events.StateKept(spec=_spec(), settings=ShardSettings(fence=fence(2, 4), version=1), process=7, hidden=HiddenState(step=3))
     for number in range(1_000):
         writer.write(_APPLIED if number % 20 else state)
     records = _only(tmp_path).records
