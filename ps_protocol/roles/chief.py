@@ -16,6 +16,7 @@ from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.request import EVERYBODY, OPERATORS, READERS, WORKER, Answer, Request, asks
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, ShardReport
+from ps_protocol.roles.weights import KeptWeights
 
 # What workers and observers say to the chief, and hear from it, as values.
 
@@ -107,7 +108,10 @@ class ModelReply:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedModel:
-    """The agreed model; `model` is None while ABSENT. `optimizers` with other numbers by now: as the model has them, and as they are."""
+    """The agreed model; `model` is None while ABSENT. `optimizers` with other numbers by now: as the model has them, and as they are.
+
+    `kept`: what a relay has of the variables for followers; None: servers give all of them, in each encoding.
+    """
 
     state: ModelState
     model: ModelSpec | None
@@ -115,6 +119,7 @@ class AgreedModel:
     global_step: int
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
     policy: PolicySpec = DEFAULT_POLICY
+    kept: KeptWeights | None = None
 
 
 class PushOutcome(enum.Enum):

@@ -11,6 +11,14 @@ from ps_protocol.roles.shard import MAX_STEP
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWeights:
+    """What a relay or a store has of the variables for followers: all dense ones in one encoding, and all tables or none of them."""
+
+    encoding: FloatEncoding
+    has_tables: bool
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class FetchReply:
     """A page of what brings a reader to `step`: a patch for the step that it holds (`is_patch`), or all words of what it has selected.
 

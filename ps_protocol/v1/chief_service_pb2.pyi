@@ -326,20 +326,30 @@ class GetModelRequest(_message.Message):
     def __init__(self, max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("state", "model", "placement", "global_step", "optimizers", "policy")
+    __slots__ = ("state", "model", "placement", "global_step", "optimizers", "policy", "kept")
     STATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZERS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     state: ModelState
     model: ModelSpec
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
     global_step: int
     optimizers: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.OptimizerChange]
     policy: PolicySpec
-    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ...) -> None: ...
+    kept: KeptWeights
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., kept: _Optional[_Union[KeptWeights, _Mapping]] = ...) -> None: ...
+
+class KeptWeights(_message.Message):
+    __slots__ = ("encoding", "has_tables")
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    HAS_TABLES_FIELD_NUMBER: _ClassVar[int]
+    encoding: _parameter_service_pb2.FloatEncoding
+    has_tables: bool
+    def __init__(self, encoding: _Optional[_Union[_parameter_service_pb2.FloatEncoding, str]] = ..., has_tables: bool = ...) -> None: ...
 
 class PushCommit(_message.Message):
     __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "attached", "weight")

@@ -9,7 +9,7 @@ from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.checksums import checksum
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.weights import FetchReply, FetchRequest
+from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
 from ps_protocol.weights.words import NO_PATCH, WORD_BYTES, Patch, Selection, decode_patch
 
 
@@ -132,6 +132,12 @@ class WeightCopy:
     def forget(self) -> None:
         """Holds nothing any more, so that all of it is fetched again. `words` stay: a program may still be shown them."""
         self.step = None
+
+
+def kept_of(copies: Sequence[WeightCopy]) -> KeptWeights:
+    """Returns what the copies of all shards have of the variables."""
+    selections = [copy.selection for copy in copies]
+    return KeptWeights(encoding=selections[0].encoding, has_tables=any(one.tables for one in selections))
 
 
 def changed_places(copy: WeightCopy, shown: Array | None) -> Sequence[int]:

@@ -97,6 +97,8 @@ class WeightVersions:
 
     def answer(self, request: FetchRequest, *, newest_step: int, now: float) -> FetchReply:
         """Returns a page of what brings a reader to a step, after `take`; `newest_step`: of the shard. Raises StepGone, InvalidSpec."""
+        if request.encoding is not self.selection.encoding:
+            raise InvalidSpec(f"encoding {request.encoding.name}: only {self.selection.encoding.name} is kept here")
         selection = self._selected(request.slices)
         found = self._as_patch(request, selection)
         if found is None:
@@ -207,6 +209,6 @@ class WeightVersions:
                 self._selections.clear()
             found = Selection(self.selection.layout, self.selection.encoding, slices or None)
             if not set(found.of) <= set(self.selection.of):
-                raise InvalidSpec("tables are not followed here: start `lockstep relay` with --tables")
+                raise InvalidSpec(f"slices {found.of}: only {self.selection.of} are kept here")
             self._selections[slices] = found
         return found

@@ -19,7 +19,7 @@ from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
 from ps_protocol.roles.identity import HandshakeReply, HandshakeRequest, Identity, ProtocolVersion, Role, SeenPlace, TryCheckpointsRequest
 from ps_protocol.roles.shard import AdoptRequest, Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, DataSocketRequest, HiddenState, Invitation, KeepRecordRequest, KeepStoryRequest, Metric, MetricCell, OptimizerPowers, PrepareRequest, PushHeader, PushReply, PushResult, ReadMetricsRequest, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, ShardStatusRequest, ShutdownRequest, SparsePart, WorkerPushes
-from ps_protocol.roles.weights import FetchReply, FetchRequest
+from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
 from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special
 from typing import Any
@@ -744,6 +744,18 @@ def read_FetchRequest(message: Any) -> FetchRequest:
         slices=tuple(message.slices),
         offset=message.offset,
         max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 0.0,
+    )
+
+
+def write_KeptWeights(value: KeptWeights, message: Any) -> None:
+    message.encoding = _FloatEncoding_NUMBERS[value.encoding]
+    message.has_tables = value.has_tables
+
+
+def read_KeptWeights(message: Any) -> KeptWeights:
+    return KeptWeights(
+        encoding=special.read_encoding_for_variables(message, READ),
+        has_tables=message.has_tables,
     )
 
 
@@ -2095,6 +2107,27 @@ def read_RestoreProgress(message: Any) -> RestoreProgress:
     )
 
 
+def write_FetchReply(value: FetchReply, message: Any) -> None:
+    message.step = value.step
+    message.newest_step = value.newest_step
+    message.is_patch = value.is_patch
+    message.num_bytes = value.num_bytes
+    message.content = value.content
+    if one := value.digests:
+        message.digests.extend(one)
+
+
+def read_FetchReply(message: Any) -> FetchReply:
+    return FetchReply(
+        step=message.step,
+        newest_step=message.newest_step,
+        is_patch=message.is_patch,
+        num_bytes=message.num_bytes,
+        content=message.content,
+        digests=tuple(message.digests),
+    )
+
+
 def write_HeartbeatRequest(value: HeartbeatRequest, message: Any) -> None:
     write_Participant(value.participant, message.participant)
     if one := value.transports:
@@ -2210,6 +2243,8 @@ def write_AgreedModel(value: AgreedModel, message: Any) -> None:
             write_OptimizerSpec(item[1], element.current)
     if (one := value.policy) is not _AgreedModel_policy and one != _AgreedModel_policy:
         write_PolicySpec(one, message.policy)
+    if (one := value.kept) is not None:
+        write_KeptWeights(one, message.kept)
 
 
 def read_AgreedModel(message: Any) -> AgreedModel:
@@ -2220,6 +2255,7 @@ def read_AgreedModel(message: Any) -> AgreedModel:
         global_step=message.global_step,
         optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
         policy=read_PolicySpec(message.policy) if message.HasField("policy") else _AgreedModel_policy,
+        kept=read_KeptWeights(message.kept) if message.HasField("kept") else None,
     )
 
 
@@ -2508,27 +2544,6 @@ def read_SeenPlace(message: Any) -> SeenPlace:
     )
 
 
-def write_FetchReply(value: FetchReply, message: Any) -> None:
-    message.step = value.step
-    message.newest_step = value.newest_step
-    message.is_patch = value.is_patch
-    message.num_bytes = value.num_bytes
-    message.content = value.content
-    if one := value.digests:
-        message.digests.extend(one)
-
-
-def read_FetchReply(message: Any) -> FetchReply:
-    return FetchReply(
-        step=message.step,
-        newest_step=message.newest_step,
-        is_patch=message.is_patch,
-        num_bytes=message.num_bytes,
-        content=message.content,
-        digests=tuple(message.digests),
-    )
-
-
 def write_SetAccumulatorStepResponse(value: Any, message: Any) -> None:
     pass
 
@@ -2662,6 +2677,7 @@ WRITE: dict[type, Any] = {
     ApplyRequest: write_ApplyRequest,
     ReadRequest: write_ReadRequest,
     FetchRequest: write_FetchRequest,
+    KeptWeights: write_KeptWeights,
     RowsRequest: write_RowsRequest,
     OptimizerPowers: write_OptimizerPowers,
     HiddenState: write_HiddenState,
@@ -2733,6 +2749,7 @@ WRITE: dict[type, Any] = {
     DataSocketRequest: write_DataSocketRequest,
     Invitation: write_Invitation,
     RestoreProgress: write_RestoreProgress,
+    FetchReply: write_FetchReply,
     HeartbeatRequest: write_HeartbeatRequest,
     DeregisterRequest: write_DeregisterRequest,
     RegisterModelRequest: write_RegisterModelRequest,
@@ -2754,7 +2771,6 @@ WRITE: dict[type, Any] = {
     HandshakeReply: write_HandshakeReply,
     TryCheckpointsRequest: write_TryCheckpointsRequest,
     SeenPlace: write_SeenPlace,
-    FetchReply: write_FetchReply,
 }
 READ: dict[type, Any] = {
     VariableSpec: read_VariableSpec,
@@ -2791,6 +2807,7 @@ READ: dict[type, Any] = {
     ApplyRequest: read_ApplyRequest,
     ReadRequest: read_ReadRequest,
     FetchRequest: read_FetchRequest,
+    KeptWeights: read_KeptWeights,
     RowsRequest: read_RowsRequest,
     OptimizerPowers: read_OptimizerPowers,
     HiddenState: read_HiddenState,
@@ -2862,6 +2879,7 @@ READ: dict[type, Any] = {
     DataSocketRequest: read_DataSocketRequest,
     Invitation: read_Invitation,
     RestoreProgress: read_RestoreProgress,
+    FetchReply: read_FetchReply,
     HeartbeatRequest: read_HeartbeatRequest,
     DeregisterRequest: read_DeregisterRequest,
     RegisterModelRequest: read_RegisterModelRequest,
@@ -2883,7 +2901,6 @@ READ: dict[type, Any] = {
     HandshakeReply: read_HandshakeReply,
     TryCheckpointsRequest: read_TryCheckpointsRequest,
     SeenPlace: read_SeenPlace,
-    FetchReply: read_FetchReply,
 }
 MESSAGE: dict[type, Any] = {
     VariableSpec: tensor_pb2.VariableSpec,
@@ -2920,6 +2937,7 @@ MESSAGE: dict[type, Any] = {
     ApplyRequest: parameter_service_pb2.ApplyRequest,
     ReadRequest: parameter_service_pb2.ReadRequest,
     FetchRequest: parameter_service_pb2.FetchWeightsRequest,
+    KeptWeights: chief_service_pb2.KeptWeights,
     RowsRequest: parameter_service_pb2.RowsHeader,
     OptimizerPowers: parameter_service_pb2.OptimizerPowers,
     HiddenState: parameter_service_pb2.HiddenState,
@@ -2991,6 +3009,7 @@ MESSAGE: dict[type, Any] = {
     DataSocketRequest: parameter_service_pb2.OpenDataSocketRequest,
     Invitation: parameter_service_pb2.OpenDataSocketResponse,
     RestoreProgress: parameter_service_pb2.RestoreShardResponse,
+    FetchReply: parameter_service_pb2.FetchWeightsResponse,
     HeartbeatRequest: chief_service_pb2.HeartbeatRequest,
     DeregisterRequest: chief_service_pb2.DeregisterWorkerRequest,
     RegisterModelRequest: chief_service_pb2.RegisterModelRequest,
@@ -3012,7 +3031,6 @@ MESSAGE: dict[type, Any] = {
     HandshakeReply: handshake_service_pb2.HandshakeResponse,
     TryCheckpointsRequest: handshake_service_pb2.TryCheckpointsRequest,
     SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
-    FetchReply: parameter_service_pb2.FetchWeightsResponse,
 }
 # By the request: the message of its answer, and its writer and reader.
 ANSWERS: dict[type, Any] = {
@@ -3031,6 +3049,7 @@ ANSWERS: dict[type, Any] = {
     DataSocketRequest: (parameter_service_pb2.OpenDataSocketResponse, write_Invitation, read_Invitation),
     SaveRequest: (parameter_service_pb2.SaveShardResponse, write_SaveProgress, read_SaveProgress),
     RestoreRequest: (parameter_service_pb2.RestoreShardResponse, write_RestoreProgress, read_RestoreProgress),
+    FetchRequest: (parameter_service_pb2.FetchWeightsResponse, write_FetchReply, read_FetchReply),
     RegisterRequest: (chief_service_pb2.RegisterWorkerResponse, write_Registration, read_Registration),
     HeartbeatRequest: (chief_service_pb2.HeartbeatResponse, write_HeartbeatResponse, read_HeartbeatResponse),
     DeregisterRequest: (chief_service_pb2.DeregisterWorkerResponse, write_DeregisterWorkerResponse, read_DeregisterWorkerResponse),
@@ -3046,5 +3065,4 @@ ANSWERS: dict[type, Any] = {
     ClusterStatusRequest: (chief_service_pb2.GetClusterStatusResponse, write_ClusterStatus, read_ClusterStatus),
     HandshakeRequest: (handshake_service_pb2.HandshakeResponse, write_HandshakeReply, read_HandshakeReply),
     TryCheckpointsRequest: (handshake_service_pb2.TryCheckpointsResponse, write_SeenPlace, read_SeenPlace),
-    FetchRequest: (parameter_service_pb2.FetchWeightsResponse, write_FetchReply, read_FetchReply),
 }

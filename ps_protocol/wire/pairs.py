@@ -145,6 +145,11 @@ _NAMED: tuple[Pair, ...] = (
         message=parameter_service_pb2.FetchWeightsRequest,
         reads={"encoding": special.read_encoding_for_variables},
     ),
+    Pair(
+        value=weights.KeptWeights,
+        message=chief_service_pb2.KeptWeights,
+        reads={"encoding": special.read_encoding_for_variables},
+    ),
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
     Pair(value=shard.OptimizerPowers, message=parameter_service_pb2.OptimizerPowers),
     Pair(value=shard.HiddenState, message=parameter_service_pb2.HiddenState),

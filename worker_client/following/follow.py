@@ -9,7 +9,7 @@ from ps_protocol.errors import InvalidSpec, NotInitialized, Unavailable, is_boun
 from ps_protocol.model.shown import shown
 from ps_protocol.security.options import Security
 from worker_client.following.follower import Follower, Part, parts_of
-from worker_client.following.sources import ClusterSource
+from worker_client.following.sources import ClusterSource, Source
 from worker_client.model.wire_format import wire_format
 from worker_client.opening import TIMEOUT_S, enter_as_observer
 
@@ -29,17 +29,18 @@ def follow(
     """Follows the variables of a cluster step by step, and returns the follower; use it as a context manager.
 
     `chief`: the address of its chief or of a relay, or the place where `lockstep store` keeps its weights, which is read without any
-    cluster: a directory (a path with a "/") or a URL such as "s3://bucket/x". A place is looked at each `interval_s`, may be empty still,
-    and has one encoding, so that `wire` can be left out; the arguments about a cluster do nothing for it.
+    cluster: a directory (a path with a "/") or a URL such as "s3://bucket/x". A place is looked at each `interval_s`, and may be empty
+    still; the arguments about a cluster do nothing for it.
 
-    `wire`: how float32 variables travel and are kept: "float32", "bfloat16", "float16"; None: LOCKSTEP_WIRE, else as they are. A step is
-    sent as the words of 16 bits that it has changed, where that is shorter than all of them. `names`: the variables to follow (None: all
-    dense ones, and with `tables` all tables, too), or a dict from the name that one has here to its name there, or to a `Part` of it. The
-    follower has all rows of a table in its memory, and its servers two copies of them. The other arguments are those of `observe()`; the
-    cluster must have answered once, and may be away later: the follower keeps what it has, and goes on when it is there again. Raises
-    what `observe()` raises.
+    `wire`: how float32 variables travel and are kept: "float32", "bfloat16", "float16"; None: as a relay or a store has them; of servers
+    as LOCKSTEP_WIRE says, else as they are. A step is sent as the words of 16 bits that it has changed, where that is shorter than all of
+    them. `names`: the variables to follow (None: all dense ones, and with `tables` all tables, too), or a dict from the name that one has
+    here to its name there, or to a `Part` of it. The follower has all rows of a table in its memory, and its servers two copies of them.
+    The other arguments are those of `observe()`; the cluster must have answered once, and may be away later: the follower keeps what it
+    has, and goes on when it is there again. Raises what `observe()` raises.
     """
     encoding, parts = encoding_of(wire), parts_of(names)
+    source: Source
     address = None if chief is None else os.fspath(chief)
     if address is not None and (address is not chief or _is_place(address)):
         if os.path.isfile(address):
@@ -47,12 +48,12 @@ def follow(
         # Not at the top: clusters do without what storages need.
         from worker_client.following.store import StoreSource
 
-        source = StoreSource(address, encoding=None if wire is None else encoding, interval_s=interval_s)
+        source = StoreSource(address, interval_s=interval_s)
         with suppress(NotInitialized, Unavailable):
             source.open()  # what is wrong is said at once
-        return Follower(source, encoding=encoding, parts=parts, tables=tables)
-    link, registration = enter_as_observer(address, cluster=cluster, timeout_s=timeout_s, wire=None, security=security)
-    return Follower(ClusterSource(link, registration), encoding=encoding, parts=parts, tables=tables)
+    else:
+        source = ClusterSource(*enter_as_observer(address, cluster=cluster, timeout_s=timeout_s, wire=None, security=security))
+    return Follower(source, encoding=encoding, takes_kept=wire is None, parts=parts, tables=tables)
 
 
 def _is_place(text: str) -> bool:

@@ -87,8 +87,17 @@ class Follower:
     calls: `wait`, `into`. Never a mixture of two steps, and never a step whose bytes were not proved. For one thread of the program.
     """
 
-    def __init__(self, source: Source, *, encoding: FloatEncoding, parts: "Mapping[str, Part] | None" = None, tables: bool = False) -> None:
-        self._source, self._encoding = source, encoding
+    def __init__(
+        self,
+        source: Source,
+        *,
+        encoding: FloatEncoding,
+        takes_kept: bool = False,
+        parts: "Mapping[str, Part] | None" = None,
+        tables: bool = False,
+    ) -> None:
+        """`takes_kept`: where the source has only another encoding, that one will do."""
+        self._source, self._encoding, self._takes_kept = source, encoding, takes_kept
         self._wanted, self._wants_tables = parts, tables  # None: all variables, but for tables
         self._changed = threading.Condition()
         self._closed = threading.Event()
@@ -417,10 +426,13 @@ class Follower:
                 np.broadcast_to(False, variable.shape)[part.index]
             except (IndexError, TypeError) as error:
                 raise InvalidSpec(f"{part.name!r} has shape {variable.shape}, and no part {shown(part.index)}: {error}") from None
-        if not followed.has_tables and any(one.is_sparse and [*self._names_of(one)] for one in followed.model.variables):
-            raise InvalidSpec(f"{self._source.place} has no tables; start `lockstep store` with --tables")
-        if followed.encoding is not None:
-            self._encoding = followed.encoding
+        if (kept := followed.kept) is not None:
+            if not kept.has_tables and any(one.is_sparse and [*self._names_of(one)] for one in followed.model.variables):
+                raise InvalidSpec(f"{self._source.place} has no tables; start what keeps the weights there with --tables")
+            if not self._takes_kept and kept.encoding is not self._encoding:
+                there, wanted = (FORMATS[one].name for one in (kept.encoding, self._encoding))
+                raise InvalidSpec(f"{self._source.place} has {there}, and wire={wanted!r} is wanted; leave wire out")
+            self._encoding = kept.encoding
         selections = []
         for layout in followed.layouts:
             chosen = [at for at, piece in enumerate(layout.pieces) if [*self._names_of(piece.variable)]]
@@ -430,10 +442,8 @@ class Follower:
             if part.name in split and part.index != ():
                 raise InvalidSpec(f"{part.name!r} is split over servers: follow all of it, and index the array")
         with self._changed:
-            before = self._followed
-            is_same = before is not None and before.encoding is followed.encoding
-            is_same = is_same and [copy.selection.layout.hash for copy in self._copies] == [layout.hash for layout in followed.layouts]
-            if is_same:
+            former = [copy.selection for copy in self._copies]
+            if [(one.layout.hash, one.encoding) for one in former] == [(one.layout.hash, one.encoding) for one in selections]:
                 # What is shown stays until a step of the new epoch is there.
                 for copy in self._copies:
                     copy.forget()

@@ -8,12 +8,12 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ps_protocol.checkpoint.manifest import decode_json, manifest_end
-from ps_protocol.encodings.formats import FORMATS, FloatEncoding
 from ps_protocol.errors import DataLoss, PsError
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.spec import ModelSpec, PlacedSlice
+from ps_protocol.roles.chief import AgreedModel
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import CheckpointFile
+from ps_protocol.roles.weights import KeptWeights
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from worker_client.following.sources import Followed
@@ -57,10 +57,10 @@ class Index:
     is_over: bool = False
 
     @property
-    def encoding(self) -> FloatEncoding:
-        """How the weights are encoded."""
-        assert self.followed.encoding is not None
-        return self.followed.encoding
+    def kept(self) -> KeptWeights:
+        """What there is of the variables."""
+        assert self.followed.kept is not None
+        return self.followed.kept
 
     @property
     def step(self) -> int | None:
@@ -75,7 +75,7 @@ class Index:
     def continues(self, followed: Followed) -> bool:
         """Whether these are steps of the same training, in the same epoch and encoding."""
         hashes = [[layout.hash for layout in one.layouts] for one in (self.followed, followed)]
-        kinds = [(one.era, one.encoding, one.has_tables) for one in (self.followed, followed)]
+        kinds = [(one.era, one.kept) for one in (self.followed, followed)]
         return kinds[0] == kinds[1] and hashes[0] == hashes[1]
 
     def ways(self, held_step: int | None, step: int) -> list[tuple[Entry, ...]]:
@@ -109,8 +109,6 @@ def encode_index(index: Index) -> bytes:
         "format_version": FORMAT_VERSION,
         "life": index.followed.era.life,
         "epoch": index.followed.era.epoch,
-        "encoding": FORMATS[index.encoding].name,
-        "has_tables": index.followed.has_tables,
         "step": index.step,
         **{name: getattr(index, name) for name in ("newest_step", "is_over", "writer", "beat", "beat_s")},
         "num_shards": len(index.followed.layouts),
@@ -126,14 +124,12 @@ def decode_index(content: bytes, *, where: str, known: Followed | None = None) -
     fields = decode_json(content, where=where, kind=FORMAT, kind_version=FORMAT_VERSION)
     try:
         era = Era(life=int(fields["life"]), epoch=int(fields["epoch"]))
-        (encoding,) = [one.encoding for one in FORMATS.values() if one.name == fields["encoding"] and one.is_for_variables]
-        kind = era, encoding, fields["has_tables"] is True
-        if known is None or (known.era, known.encoding, known.has_tables) != kind or json.loads(_agreed_text(known)) != fields["agreed"]:
-            agreed = ParseDict(fields["agreed"], pb.GetModelResponse())
-            model = codec.decode(ModelSpec, agreed.model)
-            placement = codec.decode_each(PlacedSlice, agreed.placement, field="placement")
-            layouts = arranged(model, placement, num_shards=min(int(fields["num_shards"]), _MAX_SHARDS))
-            known = Followed(model=model, layouts=layouts, era=era, encoding=encoding, has_tables=kind[2])
+        if known is None or known.era != era or json.loads(_agreed_text(known)) != fields["agreed"]:
+            agreed = codec.decode(AgreedModel, ParseDict(fields["agreed"], pb.GetModelResponse()))
+            if agreed.model is None or agreed.kept is None:
+                raise ValueError("it does not say which model it is of, or what it has of that")
+            layouts = arranged(agreed.model, agreed.placement, num_shards=min(int(fields["num_shards"]), _MAX_SHARDS))
+            known = Followed(model=agreed.model, layouts=layouts, era=era, policy=agreed.policy, kept=agreed.kept)
         entries = [_entry_of(one, len(known.layouts)) for one in (*fields["anchors"], *fields["patches"])]
         entries.sort(key=lambda entry: (entry.step, entry.before is None))
         return Index(
@@ -153,9 +149,8 @@ def decode_index(content: bytes, *, where: str, known: Followed | None = None) -
 
 @lru_cache(maxsize=4)  # by identity: to encode a model takes longer than the rest
 def _agreed_text(followed: Followed) -> str:
-    placement = [codec.encode(placed) for placed in followed.placement]
-    agreed = pb.GetModelResponse(model=codec.encode(followed.model), placement=placement)
-    return json.dumps(MessageToDict(agreed, preserving_proto_field_name=True), separators=(",", ":"))
+    agreed = followed.agreed(step=0, kept=followed.kept)
+    return json.dumps(MessageToDict(codec.encode(agreed), preserving_proto_field_name=True), separators=(",", ":"))
 
 
 def _fields_of(entry: Entry) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from ps_protocol.encodings.formats import FORMATS, FloatEncoding
+from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import (
     EpochMismatch,
-    InvalidSpec,
     LayoutMismatch,
     ShuttingDown,
     StepNotReady,
@@ -39,13 +38,13 @@ from ps_protocol.roles.fence import Era
 from ps_protocol.roles.identity import Identity, Role
 from ps_protocol.roles.request import RPCS
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
-from ps_protocol.roles.weights import FetchReply, FetchRequest
+from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
 from ps_protocol.rpc.chief import SERVICE
 from ps_protocol.rpc.door import MAX_THREADS, by_thread, plain
 from ps_protocol.rpc.server import RpcServer
 from ps_protocol.rpc.server_stream import Call
 from ps_protocol.security.options import OPEN, Security
-from ps_protocol.weights.copy import WeightCopy
+from ps_protocol.weights.copy import WeightCopy, kept_of
 from ps_protocol.weights.versions import WeightVersions
 from worker_client.cluster.chief import ChiefLink
 from worker_client.following.follower import Follower
@@ -62,6 +61,8 @@ _GRACE_S = 1.0
 class Relay:
     """Follows all dense variables, and `tables` if it is to, in one encoding, and serves them at an address.
 
+    `encoding`, `takes_kept`: as of a Follower.
+
     A context manager, which begins to serve when it is made. `link` and `registration`: of an observer of the cluster, or of another relay.
     It knows nothing that its readers would lose with it: one that is started again goes on with them. Raises InvalidSpec where it cannot
     listen.
@@ -73,11 +74,12 @@ class Relay:
         registration: Registration,
         *,
         encoding: FloatEncoding,
+        takes_kept: bool = False,
         address: str,
         tables: bool = False,
         security: Security = OPEN,
     ) -> None:
-        self._cluster, self._encoding = link.transport.cluster, encoding
+        self._cluster = link.transport.cluster
         # Until there is a step.
         self._first_era, self._num_shards = registration.participant.era, len(registration.shard_addresses)
         self._changed = threading.Condition()
@@ -85,12 +87,13 @@ class Relay:
         self._followed: Followed | None = None
         self._versions: dict[str, WeightVersions] = {}
         self._version: Version | None = None
+        self._kept: KeptWeights | None = None
         # Under a condition of their own: readers, with when they were heard, who must not be silent meanwhile.
         self._hearing = threading.Condition()
         self._readers: dict[int, float] = {}
         self._end, self._failure, self._is_closed = End.NOT_YET, "", False
         self._server = RpcServer(security, cluster=self._cluster, address=address, name="the relay", max_guest_calls=MAX_THREADS)
-        self._follower = Follower(ClusterSource(link, registration), encoding=encoding, tables=tables)
+        self._follower = Follower(ClusterSource(link, registration), encoding=encoding, takes_kept=takes_kept, tables=tables)
         answers: dict[type, Callable[[Any, Call], object]] = {
             RegisterRequest: self._register,
             HeartbeatRequest: self._beat,
@@ -148,7 +151,7 @@ class Relay:
         with self._changed:
             if self._followed is None or self._followed.era != followed.era:
                 self._versions = {copy.selection.layout.hash: _versions_of(copy) for copy in copies}
-            self._followed, self._version = followed, version
+            self._followed, self._version, self._kept = followed, version, kept_of(copies)
             for copy in copies:
                 versions = self._versions[copy.selection.layout.hash]
                 # Where servers have steps of their own, some may have made none.
@@ -206,18 +209,9 @@ class Relay:
         followed, version = self._followed, self._version
         if followed is None or version is None:
             return AgreedModel(state=ModelState.ABSENT, model=None, placement=(), global_step=0)
-        return AgreedModel(
-            state=ModelState.READY,
-            model=followed.model,
-            placement=followed.placement,
-            global_step=version.step,
-            policy=followed.policy,
-        )
+        return followed.agreed(step=version.step, kept=self._kept)
 
     def _fetch(self, request: FetchRequest, call: Call) -> FetchReply:
-        if request.encoding is not self._encoding:
-            own, other = FORMATS[self._encoding].name, FORMATS[request.encoding].name
-            raise InvalidSpec(f"this relay follows with wire={own!r}, and {other!r} was asked for; follow(…, wire={own!r})")
         newest_step, silent_s, reason = self._follower.news()
         least = (-1 if request.held_step is None else request.held_step + 1) if request.step is None else request.step
         with self._changed:

@@ -3,17 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import DeadlineExceeded, NotInitialized, PsError, ShuttingDown, StepNotReady, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement
+from ps_protocol.model.spec import ModelSpec, PlacedSlice
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState, FollowerReport, GetModelRequest, ModelState, Registration
+from ps_protocol.roles.chief import (
+    DEFAULT_POLICY,
+    AgreedModel,
+    ClusterState,
+    FollowerReport,
+    GetModelRequest,
+    ModelState,
+    Registration,
+)
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import Shard
-from ps_protocol.roles.weights import FetchReply, FetchRequest
+from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
 from worker_client.cluster.chief import ChiefLink
 from worker_client.core.sides import run
 from worker_client.model.memory import arranged
@@ -35,26 +42,31 @@ class Version(NamedTuple):
 class Followed:
     """What a source has: the model, how each shard's part lies, and the era in which its steps count.
 
-    `encoding`: the only one that can be had; None: any. `has_tables` False: only dense variables can be had.
+    `kept`: what can be had of the variables; None: all of them, in each encoding.
     """
 
     model: ModelSpec
     layouts: Sequence[Layout]
     era: Era
     policy: PolicySpec = DEFAULT_POLICY
-    encoding: FloatEncoding | None = None
-    has_tables: bool = True
+    kept: KeptWeights | None = None
 
     @property
     def has_common_steps(self) -> bool:
         """Whether a step is one of all shards; else each of them has steps of its own."""
         return self.policy.has_common_steps
 
-    @property
-    def placement(self) -> Placement:
-        """Where each slice lies."""
+    def agreed(self, *, step: int, kept: KeptWeights | None) -> AgreedModel:
+        """Returns it as a chief describes a model, for others to follow: what is `kept` of it, at a step."""
         pieces = ((shard, piece) for shard, layout in enumerate(self.layouts) for piece in (*layout.slices, *layout.tables))
-        return tuple(PlacedSlice(slice=piece, shard=shard) for shard, piece in pieces)
+        return AgreedModel(
+            state=ModelState.READY,
+            model=self.model,
+            placement=tuple(PlacedSlice(slice=piece, shard=shard) for shard, piece in pieces),
+            global_step=step,
+            policy=self.policy,
+            kept=kept,
+        )
 
 
 class Source(Protocol):
@@ -132,12 +144,7 @@ class ClusterSource:
         shards = member.shards()
         layouts = arranged(agreed.model, agreed.placement, num_shards=len(shards))
         shards.know_layouts(layouts)
-        self._opened = Followed(
-            model=agreed.model,
-            layouts=layouts,
-            era=participant.era,
-            policy=agreed.policy,
-        )
+        self._opened = Followed(model=agreed.model, layouts=layouts, era=participant.era, policy=agreed.policy, kept=agreed.kept)
         return self._opened
 
     def fetch(self, requests: Mapping[int, FetchRequest]) -> Mapping[int, FetchReply]:

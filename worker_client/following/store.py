@@ -102,14 +102,14 @@ def read_entry(storage: CheckpointStorage, entry: Entry, shard: int, whole: Sele
 class StoreSource:
     """Implements Source: a directory or a URL in which `lockstep store` keeps the weights of a cluster. Talks to no cluster.
 
-    `encoding`: the one that is wanted; None: whatever is there. `interval_s`: from one look at the index to the next.
+    `interval_s`: from one look at the index to the next.
     """
 
-    def __init__(self, place: str, *, encoding: FloatEncoding | None = None, interval_s: float = 0.5) -> None:
+    def __init__(self, place: str, *, interval_s: float = 0.5) -> None:
         if not interval_s > 0:
             raise InvalidSpec(f"interval_s: got {interval_s}, want more than 0 seconds")
         self._storage = open_storage(place)
-        self._encoding, self._interval_s = encoding, interval_s
+        self._interval_s = interval_s
         # What was read last, and when.
         self._index: Index | None = None
         self._content = b""
@@ -174,16 +174,13 @@ class StoreSource:
             if before is None and isinstance(error, DataLoss):
                 raise
             raise Unavailable(error.message) from None
-        if self._encoding is not None and self._encoding is not index.encoding:
-            there, wanted = (FORMATS[one].name for one in (index.encoding, self._encoding))
-            raise InvalidSpec(f"{self.place} has {there}, and wire={wanted!r} is wanted; leave wire out")
         if before is not None and index.followed is known and (index.step or 0) < (before.step or 0):
             return  # an earlier one, out of a cache on the way
         if index.followed is not known:
             if before is not None:
                 log.warning("%s is begun anew: another training, or one that was rolled back", self.place)
             self._wholes = [
-                Selection(layout, index.encoding, range(len(layout.pieces)) if index.followed.has_tables else None)
+                Selection(layout, index.kept.encoding, range(len(layout.pieces)) if index.kept.has_tables else None)
                 for layout in index.followed.layouts
             ]
             self._bad.clear()

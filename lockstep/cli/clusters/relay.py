@@ -41,7 +41,16 @@ def run_relay(arguments: argparse.Namespace) -> int:
         wire=None,
         security=options.security_of(given),
     )
-    with Relay(link, registration, encoding=encoding, address=arguments.listen, tables=arguments.tables, security=security) as relay:
+    relay = Relay(
+        link,
+        registration,
+        encoding=encoding,
+        takes_kept=arguments.wire is None,
+        address=arguments.listen,
+        tables=arguments.tables,
+        security=security,
+    )
+    with relay:
         print(f"relaying the weights of {link.transport.cluster!r}; to follow them: lockstep.follow({relay.address!r})", flush=True)
         relay.run()
     return 0

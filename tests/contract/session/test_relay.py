@@ -39,7 +39,7 @@ class Relays:
         self.errors: list[PsError] = []
         self.threads: list[threading.Thread] = []
 
-    def of(self, source: Any, *, name: str = "relay", wire: str = "bfloat16", **more: Any) -> Relay:
+    def of(self, source: Any, *, name: str = "relay", wire: str | None = "bfloat16", **more: Any) -> Relay:
         """Begins to relay a cluster in this process, or what is at an address."""
         if isinstance(source, str):
             entered = enter_as_observer(source, cluster=None, timeout_s=20, wire=None, security=None)
@@ -48,7 +48,8 @@ class Relays:
             entered = link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False)
         else:
             entered = enter_locally(source)
-        relay = Relay(*entered, encoding=encoding_of(wire), address=f"unix:{self._directory}/{name}", **more)
+        more = {"encoding": encoding_of(wire), "takes_kept": wire is None, **more}
+        relay = Relay(*entered, address=f"unix:{self._directory}/{name}", **more)
         thread = threading.Thread(target=self._run, args=(relay,))
         self.threads.append(thread)
         thread.start()
@@ -56,7 +57,7 @@ class Relays:
         self.stack.callback(relay.close)
         return relay
 
-    def reader(self, relay: Relay, wire: str = "bfloat16", **more: Any) -> Follower:
+    def reader(self, relay: Relay, wire: str | None = "bfloat16", **more: Any) -> Follower:
         return self.stack.enter_context(closing(worker_client.follow(relay.address, wire=wire, timeout_s=20, **more)))
 
     def _run(self, relay: Relay) -> None:
@@ -120,13 +121,23 @@ def test_tables_are_relayed_where_they_are_wanted(relays: Relays) -> None:
         np.testing.assert_array_equal(weights.arrays["t"], bfloat16(values).reshape(values.shape))
     without = relays.of(cluster, name="dense")
     relays.reader(without).wait(timeout_s=20)
-    with pytest.raises(InvalidSpec, match="tables are not followed here: start `lockstep relay` with --tables"):
+    with pytest.raises(InvalidSpec, match="has no tables; start what keeps the weights there with --tables"):
         relays.reader(without, tables=True).wait(timeout_s=20)
+
+
+@pytest.mark.parametrize("num_relays", [1, 2])
+def test_a_reader_that_names_no_wire_has_that_of_the_relay(trained: Trained, relays: Relays, num_relays: int) -> None:
+    relay = relays.of(trained.cluster)
+    for number in range(1, num_relays):
+        relay = relays.of(relay.address, name=f"relay {number}", wire=None)
+    weights = relays.reader(relay, wire=None)
+    weights.wait(step=trained.step(), timeout_s=20)
+    trained.check(dict(weights.arrays), "bfloat16")
 
 
 def test_a_reader_that_asks_for_another_wire_is_told_which_there_is(trained: Trained, relays: Relays) -> None:
     weights = relays.reader(relays.of(trained.cluster), "float32")
-    with pytest.raises(InvalidSpec, match="this relay follows with wire='bfloat16', and 'float32' was asked for"):
+    with pytest.raises(InvalidSpec, match="has bfloat16, and wire='float32' is wanted; leave wire out"):
         weights.wait(timeout_s=20)
 
 
@@ -258,6 +269,11 @@ def test_of_the_steps_that_it_does_not_hold_a_relay_says_which_there_is(asked: C
     with pytest.raises(StepNotReady) as early:
         asked(step=9, max_wait_s=0.1)
     assert gone.value.facts["step"] == early.value.facts["step"] == "3"
+
+
+def test_words_that_a_relay_does_not_have_are_refused(asked: Callable[..., FetchReply]) -> None:
+    with pytest.raises(InvalidSpec, match="encoding AS_IS: only BFLOAT16 is kept here"):
+        asked(encoding=encoding_of("float32"))
 
 
 def test_a_reader_that_aims_ahead_gets_the_next_step_that_the_relay_has(trained: Trained, asked: Callable[..., FetchReply]) -> None:

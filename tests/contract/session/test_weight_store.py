@@ -27,7 +27,7 @@ from ps_protocol.errors import DataLoss, DeadlineExceeded, InvalidSpec, NotIniti
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ParticipantKind
 from ps_protocol.roles.fence import Era
-from ps_protocol.roles.weights import FetchRequest
+from ps_protocol.roles.weights import FetchRequest, KeptWeights
 from tests.support.chief.rolling import RollingCluster
 from tests.support.waiting import wait_until
 from worker_client import Buffer, EmbeddingTable, Follower, IndexedSlices, Session
@@ -213,7 +213,7 @@ def test_buffers_travel_as_they_are_and_tables_when_they_are_wanted(stack: ExitS
             np.testing.assert_array_equal(weights.arrays["t"], rows.astype(ml_dtypes.bfloat16).astype(np.float32))
             assert rows[:, 0].nonzero()[0].tolist() == [0, 1, 2, 4000, 4001, 4002]
     with closing(ClusterSource(*enter_locally(cluster))) as source:
-        assert index_of(directory).continues(replace(source.open(), encoding=FloatEncoding.BFLOAT16, has_tables=tables))
+        assert index_of(directory).continues(replace(source.open(), kept=KeptWeights(encoding=FloatEncoding.BFLOAT16, has_tables=tables)))
 
 
 def test_a_reader_that_wants_tables_of_a_store_without_them_is_told(stack: ExitStack, directory: str) -> None:
@@ -223,7 +223,7 @@ def test_a_reader_that_wants_tables_of_a_store_without_them_is_told(stack: ExitS
     keeping(stack, Follower(ClusterSource(*enter_locally(cluster)), encoding=FloatEncoding.AS_IS), directory, [])
     await_kept(directory, 0)
     for chosen in ({"tables": True}, {"names": ["t"]}):
-        with pytest.raises(InvalidSpec, match="has no tables; start `lockstep store` with --tables"):
+        with pytest.raises(InvalidSpec, match=r"the store at .* has no tables; start what keeps the weights there with --tables"):
             worker_client.follow(directory, **chosen).wait(timeout_s=20)
 
 
@@ -448,7 +448,8 @@ def sealed(fields: dict[str, Any]) -> bytes:
         (lambda fields: b"not JSON" + manifest_end(b"not JSON"), "it is not JSON"),
         (lambda fields: sealed({**fields, "format_version": 2}), "format version 2, this program reads 1; install a newer one"),
         (lambda fields: sealed({**fields, "format": "lockstep-checkpoint"}), "it is not of format 'lockstep-weights'"),
-        (lambda fields: sealed({**fields, "encoding": "int8"}), "not a valid manifest"),
+        (lambda fields: sealed({**fields, "agreed": {**fields["agreed"], "kept": {"encoding": 3}}}), "variables come as one of"),
+        (lambda fields: sealed({**fields, "agreed": {"state": "MODEL_STATE_READY"}}), "it does not say which model it is of"),
         (lambda fields: sealed({**fields, "agreed": {"model": 3}}), "not a valid manifest"),
         (lambda fields: sealed({**fields, "num_shards": 1}), "not a valid manifest"),
         (lambda fields: sealed({**fields, "life": "x"}), "not a valid manifest"),
@@ -511,7 +512,7 @@ def test_another_encoding_than_the_stores_is_refused(trained: Trained, directory
     trained.keeping(directory)
     await_kept(directory, 0)
     with pytest.raises(InvalidSpec, match="has bfloat16, and wire='float32' is wanted; leave wire out"):
-        worker_client.follow(directory, wire="float32")
+        trained.reader(directory, wire="float32").wait(timeout_s=20)
 
 
 def test_readers_say_when_nobody_writes_any_more_and_do_not_count_that_as_news(trained: Trained, directory: str) -> None:

@@ -10,6 +10,7 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model.spec import layouts, place
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import CheckpointFile
+from ps_protocol.roles.weights import KeptWeights
 from tests.support.parameter_servers.checkpoints import MODEL
 from worker_client.following.index import Entry, Index, decode_index, encode_index
 from worker_client.following.sources import Followed
@@ -18,7 +19,7 @@ FOLLOWED = Followed(
     model=MODEL,
     layouts=layouts(place(MODEL, num_shards=2), num_shards=2),
     era=Era(life=1 << 63, epoch=3),
-    encoding=FloatEncoding.BFLOAT16,
+    kept=KeptWeights(encoding=FloatEncoding.BFLOAT16, has_tables=True),
 )
 ANCHOR_BYTES, PATCH_BYTES = 100, 10
 
@@ -104,7 +105,8 @@ def test_an_index_comes_back_as_it_was_and_knows_what_is_followed_again() -> Non
     assert replace(found, followed=FOLLOWED) == CHAIN
     assert found.continues(FOLLOWED)
     assert decode_index(content, where="index.json", known=FOLLOWED).followed is FOLLOWED
-    for other in (replace(FOLLOWED, era=Era(life=1, epoch=3)), replace(FOLLOWED, encoding=FloatEncoding.AS_IS)):
+    others = replace(FOLLOWED, era=Era(life=1, epoch=3)), replace(FOLLOWED, kept=KeptWeights(encoding=FloatEncoding.AS_IS, has_tables=True))
+    for other in others:
         assert not found.continues(other)
         assert decode_index(content, where="index.json", known=other).followed is not other
     fewer = replace(FOLLOWED, layouts=layouts(place(MODEL, num_shards=1), num_shards=1))
