@@ -121,7 +121,8 @@ class ParameterServer:
         self._stream_service = StreamService(self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets)
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._http = self._metrics_server() if config.metrics else None
-        self._server = RpcServer(config.security, cluster=config.cluster, address=config.address, name=self._name)
+        identity = Identity(cluster=config.cluster, role=Role.PARAMETER_SERVER, index=config.index, process_incarnation=process_incarnation)
+        self._server = RpcServer(config.security, identity=identity, address=config.address)
 
     @property
     def address(self) -> str:
@@ -135,12 +136,6 @@ class ParameterServer:
 
     def start(self) -> None:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
-        identity = Identity(
-            cluster=self._config.cluster,
-            role=Role.PARAMETER_SERVER,
-            index=self._config.index,
-            process_incarnation=self._shard.process_incarnation,
-        )
         serving = Serving(idle_streams=self._idle_streams, threads=self._server.threads)
         service = ParameterService(self._shard, serving, data_sockets=self._data_sockets, is_chief=self._is_chief)
         methods = {
@@ -149,7 +144,7 @@ class ParameterServer:
             **AccumulatorService(self._accumulators, serving).methods,
             **BoardService(self._boards, serving).methods,
         }
-        self._address = self._server.listen(identity, methods, epoch=lambda: self._shard.epoch, trial=self._trial)
+        self._address = self._server.listen(methods, epoch=lambda: self._shard.epoch, trial=self._trial)
         self._listen_for_data_sockets()
         self._idle_streams.start()
         self._server.start()

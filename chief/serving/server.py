@@ -101,7 +101,8 @@ class ChiefServer:
         self._runner = Runner(
             links, config=config.coordination, on_state=self._announce_state, store=store, history=history, on_note=event_log.add
         )
-        self._server = RpcServer(config.security, cluster=cluster, address=config.address, name="the chief")
+        identity = Identity(cluster=cluster, role=Role.CHIEF, index=0, process_incarnation=secrets.randbits(63) | 1)
+        self._server = RpcServer(config.security, identity=identity, address=config.address)
         metrics = MetricsPage(self._families, role="chief")
         self._metrics = metrics.route(rpc=f"/{SERVICE}/GetClusterStatus")
         self._http = self._metrics_server() if config.metrics else None
@@ -134,8 +135,7 @@ class ChiefServer:
     async def start(self) -> None:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
         cluster = self._config.coordination.cluster
-        identity = Identity(cluster=cluster, role=Role.CHIEF, index=0, process_incarnation=secrets.randbits(63) | 1)
-        self._address = self._server.listen(identity, self._service.methods, epoch=lambda: self._runner.epoch, trial=self._trial)
+        self._address = self._server.listen(self._service.methods, epoch=lambda: self._runner.epoch, trial=self._trial)
         self._server.report_health("", is_serving=True)
         self._server.report_health(SERVICE, is_serving=False)
         self._server.start()

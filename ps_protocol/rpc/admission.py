@@ -3,13 +3,14 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 import grpc
 
 from ps_protocol.errors import LimitExceeded, PermissionDenied, PsError, Unimplemented
 from ps_protocol.process.logs import SeldomWarning
+from ps_protocol.roles.identity import Identity, Role
 from ps_protocol.roles.request import CallerRole
 from ps_protocol.rpc.server_stream import Begin, Call, Handler, Peer, Received
 from ps_protocol.rpc.status import ending_with
@@ -26,26 +27,26 @@ from ps_protocol.security.tokens import TokenTable, authorization_in
 # Of each of these roles at one server. A call may hold a thread, and a message of up to 16 MiB.
 MAX_GUEST_CALLS = 256
 _GUESTS = frozenset({CallerRole.OBSERVER, CallerRole.ADMIN, CallerRole.PS})
-
-
-def are_guests(roles: AbstractSet[CallerRole]) -> bool:
-    """Whether a caller with these roles takes no part in training."""
-    return bool(roles) and roles <= _GUESTS
+# Who takes no part in what a server is there for: a relay is there for observers.
+_GUESTS_AT: Mapping[Role, AbstractSet[CallerRole]] = {
+    Role.CHIEF: _GUESTS,
+    Role.PARAMETER_SERVER: _GUESTS,
+    Role.RELAY: frozenset(),
+}
 
 
 class GuestCalls:
-    """Counts the calls under way of each such role. Thread-safe."""
+    """Counts the calls under way of each role of guests. Thread-safe."""
 
-    def __init__(self, limit: int | None = None) -> None:
-        self._limit = MAX_GUEST_CALLS if limit is None else limit
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num: Counter[CallerRole] = Counter()
 
     def enter(self, role: CallerRole, call: Call) -> None:
         """Counts a call until it ends. Raises LimitExceeded."""
         with self._lock:
-            if self._num[role] >= self._limit:
-                raise LimitExceeded(f"{self._limit} calls with the role {role.value} are under way at this server; end some of them")
+            if self._num[role] >= MAX_GUEST_CALLS:
+                raise LimitExceeded(f"{MAX_GUEST_CALLS} calls with the role {role.value} are under way at this server; end some of them")
             self._num[role] += 1
         if not call.add_callback(lambda: self._leave(role)):
             self._leave(role)
@@ -155,7 +156,7 @@ class Admission:
     """Refuses calls without a token or certificate of a role that may make them. Thread-safe, never waits.
 
     `strangers` is told whose calls are let in, and whose are not. `tokens` None: tokens are not asked for. `checks_certificates`: the port
-    asks callers for certificates; then these count too, and a caller needs both. `max_guest_calls`: see GuestCalls.
+    asks callers for certificates; then these count too, and a caller needs both. `guests`: roles whose calls are limited in number.
     """
 
     def __init__(
@@ -165,11 +166,11 @@ class Admission:
         tokens: TokenTable | None = None,
         checks_certificates: bool = False,
         strangers: StrangerGuard | None = None,
-        max_guest_calls: int | None = None,
+        guests: AbstractSet[CallerRole] = frozenset(),
     ) -> None:
         self._cluster, self._tokens, self._checks_certificates, self._strangers = cluster, tokens, checks_certificates, strangers
         self._long_lived = LongLivedCalls(tokens) if tokens is not None else None
-        self._guests = GuestCalls(max_guest_calls)
+        self._guests, self._guest_calls = guests, GuestCalls()
         self._refusals: dict[str, Callable[[grpc.ServicerContext], None]] = {}
         self._warning, self._num_refused = SeldomWarning(log), 0
 
@@ -216,12 +217,12 @@ class Admission:
         guest = None
         if role is not None:
             check_allowed(method, role)
-            guest = role if are_guests({role}) else None
+            guest = role if role in self._guests else None
         if self._checks_certificates:
             roles = self._check_certificate(method, call)
-            guest = guest or (min(roles, key=lambda role: role.value) if are_guests(roles) else None)
+            guest = guest or (min(roles, key=lambda role: role.value) if roles <= self._guests else None)
         if guest is not None:
-            self._guests.enter(guest, call)
+            self._guest_calls.enter(guest, call)
         if self._long_lived is not None and role is not None and is_long_lived(method):
             self._long_lived.watch(call, (version, role))
 
@@ -245,17 +246,17 @@ class Admission:
         raise refusals[0]
 
 
-def admission_at(address: str, security: Security, *, cluster: str, strangers: StrangerGuard, max_guest_calls: int | None) -> Admission:
-    """Returns the admission of a server at `address`; on a Unix socket it asks for tokens only. Raises InvalidSpec.
+def admission_at(address: str, security: Security, *, identity: Identity, strangers: StrangerGuard) -> Admission:
+    """Returns the admission of a server with this identity at `address`; on a Unix socket it asks for tokens only. Raises InvalidSpec.
 
     `strangers` is told of calls on a port that strangers can reach.
     """
     tokens = TokenTable(security.token_file) if security.token_file is not None else None
     is_unix = address.startswith("unix:")
     return Admission(
-        cluster=cluster,
+        cluster=identity.cluster,
         tokens=tokens,
         checks_certificates=security.verify_clients and not is_unix,
         strangers=None if is_unix else strangers,
-        max_guest_calls=max_guest_calls,
+        guests=_GUESTS_AT[identity.role],
     )

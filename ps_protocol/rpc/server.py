@@ -46,26 +46,25 @@ class Trial(Protocol):
 class RpcServer:
     """One server. `listen`, `start`, `stop` and `close` are called once each.
 
-    `address`: where it will listen. `name`: for texts. `threads`: for calls that may wait. `max_guest_calls`: of each role that takes no
-    part in training; None: so few that they keep no worker waiting.
+    `identity`: what it says of itself. `address`: where it will listen. `threads`: for calls that may wait.
     """
 
-    def __init__(self, security: Security, *, cluster: str, address: str, name: str, max_guest_calls: int | None = None) -> None:
-        self._security, self._address, self._name = security, address, name
+    def __init__(self, security: Security, *, identity: Identity, address: str) -> None:
+        self._security, self._identity, self._address = security, identity, address
         self._strangers = StrangerGuard()
-        self._admission = admission_at(address, security, cluster=cluster, strangers=self._strangers, max_guest_calls=max_guest_calls)
+        self._admission = admission_at(address, security, identity=identity, strangers=self._strangers)
         self._health = Health()
-        self.threads = CallThreads(server_name=name)
+        self.threads = CallThreads(server_name=identity.name)
         self._server = grpc.server(SAME_THREAD, options=server_options())
 
     def may_act_as(self, role: CallerRole, call: Call) -> bool:
         """Whether the caller of a call that was let in may act in this role."""
         return self._admission.may_act_as(role, call)
 
-    def listen(self, identity: Identity, methods: Methods, *, epoch: Callable[[], int], trial: Trial | None = None) -> str:
+    def listen(self, methods: Methods, *, epoch: Callable[[], int], trial: Trial | None = None) -> str:
         """Opens the port and returns where it listens. Raises InvalidSpec if it cannot. `epoch`, `trial`: see `handshake_methods`."""
-        shared = {**handshake_methods(identity, self.threads, epoch=epoch, trial=trial), **self._health.methods}
-        door = Door({**methods, **shared}, server_name=self._name, admission=self._admission)
+        shared = {**handshake_methods(self._identity, self.threads, epoch=epoch, trial=trial), **self._health.methods}
+        door = Door({**methods, **shared}, server_name=self._identity.name, admission=self._admission)
         self._server.add_generic_rpc_handlers((door,))
         check_address_is_free(self._address)
         address = parse_address(self._address, is_bind=True)

@@ -40,7 +40,7 @@ from ps_protocol.roles.request import RPCS
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
 from ps_protocol.rpc.chief import SERVICE
-from ps_protocol.rpc.door import MAX_THREADS, by_thread, plain
+from ps_protocol.rpc.door import by_thread, plain
 from ps_protocol.rpc.server import RpcServer
 from ps_protocol.rpc.server_stream import Call
 from ps_protocol.security.options import OPEN, Security
@@ -92,7 +92,8 @@ class Relay:
         self._hearing = threading.Condition()
         self._readers: dict[int, float] = {}
         self._end, self._failure, self._is_closed = End.NOT_YET, "", False
-        self._server = RpcServer(security, cluster=self._cluster, address=address, name="the relay", max_guest_calls=MAX_THREADS)
+        identity = Identity(cluster=self._cluster, role=Role.RELAY, index=0, process_incarnation=secrets.randbits(63) | 1)
+        self._server = RpcServer(security, identity=identity, address=address)
         self._follower = Follower(ClusterSource(link, registration), encoding=encoding, takes_kept=takes_kept, tables=tables)
         answers: dict[type, Callable[[Any, Call], object]] = {
             RegisterRequest: self._register,
@@ -102,9 +103,8 @@ class Relay:
             FetchRequest: self._fetch,
         }
         methods = {RPCS[kind].path: by_thread(plain(kind, answer), self._server.threads) for kind, answer in answers.items()}
-        identity = Identity(cluster=self._cluster, role=Role.RELAY, index=0, process_incarnation=secrets.randbits(63) | 1)
         try:
-            self.address = self._server.listen(identity, methods, epoch=lambda: self._era.epoch)
+            self.address = self._server.listen(methods, epoch=lambda: self._era.epoch)
         except BaseException:
             self._follower.close()
             self._server.close()
