@@ -568,10 +568,14 @@ def _follower_behind(scene: Scene) -> Said | None:
         return None
     report, worst = max(behind, key=lambda one: one[0].behind_s)
     verb = "lags" if len(behind) == 1 else "lag"
+    if report.step is None:
+        how = f"Observer {worst.index} ({worst.where}) has taken none for {whole(report.behind_s)}"
+    else:
+        behind_by = f"for {whole(report.behind_s)}, by {counted(report.lag, 'step')}"
+        how = f"Those of observer {worst.index} ({worst.where}) have been behind {behind_by}"
     return Said(
         f"{named('observer', [member.index for _, member in behind]).capitalize()} {verb} behind the newest weights",
-        f"Those of observer {worst.index} ({worst.where}) have been behind for {whole(report.behind_s)}, by {counted(report.lag, 'step')}"
-        " when it was heard: see whether it takes them (wait, into), or whether its link is too slow for each step.",
+        f"{how} when it was heard: see whether its program takes them (wait, into), or whether its link is too slow for each step.",
     )
 
 

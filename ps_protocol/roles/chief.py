@@ -305,9 +305,9 @@ class RegisterRequest:
 class FollowerReport:
     """What a follower of the weights has, by its own count.
 
-    `step`: of the weights that its program has, or, before it has taken any, of those that were fetched. `lag`: how many steps that is
-    behind the newest that it had heard of, and `behind_s` for how long it has been behind. `num_patches`, `num_wholes`: answers of servers
-    by their kind. `whole_bytes`: what all of the weights take.
+    `step`: of the weights that its program has; None: it has taken none. `lag`: how many steps that is behind the newest that it had heard
+    of; `behind_s`: for how long it has been behind, or has taken none of those that were there. `num_patches`, `num_wholes`: answers of
+    servers by their kind. `whole_bytes`: what all of the weights take.
     """
 
     step: int | None = None

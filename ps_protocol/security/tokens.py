@@ -93,6 +93,7 @@ class WatchedFile:
         self._next_look = 0.0
         self._seen: tuple[int, ...] = ()
         self._unsettled: tuple[int, ...] = ()
+        self._failure = ""  # why it could not be read again, as was said
 
     def changed(self) -> str | None:
         """Returns the text if it is not the one that was returned last; None also when there is nothing new to see or it is not to be read.
@@ -103,12 +104,15 @@ class WatchedFile:
             return None
         try:
             self._next_look = time.monotonic() + LOOK_INTERVAL_S
-            return self._read()
+            text, self._failure = self._read(), ""
+            return text
         except (OSError, UnicodeDecodeError) as error:
             words = getattr(error, "strerror", None) or "it is no text"
             if not self._seen:
                 raise InvalidSpec(f"cannot read {self.path}: {words}") from None
-            log.warning("cannot read a token file again, the tokens read before stay good path=%s cause=%s", self.path, words)
+            if words != self._failure:
+                log.warning("cannot read a token file again, the tokens read before stay good path=%s cause=%s", self.path, words)
+            self._failure = words
             return None
         finally:
             self._lock.release()

@@ -179,7 +179,7 @@ def test_a_reader_of_a_relay_shows_no_wrong_bit_and_hears_of_the_end(start: Star
     FAULTS[fault](cluster)
     await_step(watching, 25)
     cluster.await_end()
-    wait_until(lambda: watching.weights.is_over, what="the reader hears of the end")
+    wait_until(lambda: watching.weights.has_ended, what="the reader hears of the end")
     assert watching.weights.wait(max_lag=0) == NUM_STEPS
     cluster.await_death("relay 0", code=0)
 

@@ -167,8 +167,7 @@ class GrpcTransport:
         """Returns the first chief, whose cluster it is from then on; blocks until it answers, and says so after 2 s."""
         chief, what = GrpcChief(address, cluster=self._cluster, access=self.access), f"the chief at {address}"
         try:
-            with self._watch.expecting(what):
-                reply = waiting.call(chief.handshake, what=what, timeout_s=self.timeout_s)
+            reply = self._handshake(chief, what)
         except BaseException:
             chief.close()
             raise
@@ -190,12 +189,18 @@ class GrpcTransport:
         """Returns a shard once it has answered."""
         shard, what = self.open_replica(index, address), f"ps {index} at {address}"
         try:
-            with self._watch.expecting(what):
-                _warn(address, waiting.call(shard.handshake, what=what, timeout_s=self.timeout_s))
+            _warn(address, self._handshake(shard, what))
         except BaseException:
             shard.close()
             raise
         return shard
+
+    def _handshake(self, server: GrpcChief | GrpcShard, what: str) -> HandshakeReply:
+        def attempt(left_s: float) -> HandshakeReply:
+            with self._watch.expecting(what):  # each: one that fails is spoken of between two of them
+                return server.handshake(left_s)
+
+        return waiting.call(attempt, what=what, timeout_s=self.timeout_s)
 
     def open_replica(self, index: int | None, address: str) -> GrpcShard:
         """Returns one of several processes that hold a shard, or whichever shard is there; makes no call."""

@@ -4,7 +4,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -45,6 +46,7 @@ FRESH_S = 5.0
 _MAX_PAUSE_S = 1.0
 _FAILED_AT_THE_END = 6
 _LOOK_S = 0.1
+_WAITS = "the follower waits for weights"
 _CLOSE_WAIT_S = 2.0
 # Steps ahead that are aimed for, where they pass faster than all servers can be asked.
 _MAX_AHEAD = 1 << 16
@@ -108,7 +110,7 @@ class Follower:
         self._newest_step, self._heard_at = 0, -FRESH_S
         self._reason = f"{source.place} has not answered yet"
         self._error: Exception | None = None
-        self._is_over = False
+        self._is_over = self._is_awaited = False
         self.received_bytes = self.num_patches = self.num_wholes = self.num_mended = 0
         self._ahead = 0
         self._behind_since: float | None = None
@@ -157,7 +159,13 @@ class Follower:
 
     @property
     def is_over(self) -> bool:
-        """Whether training has ended and its last step can be taken."""
+        """Whether training has ended, and the program has its last step."""
+        with self._changed:
+            return self._is_over and self._taken == self._version
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no other version will come than the one that can be taken, for those who pass the weights on."""
         with self._changed:
             return self._is_over
 
@@ -179,15 +187,17 @@ class Follower:
         """Blocks until there are weights, at most `max_lag` steps behind the newest, and at least of `step`; shows and returns their step.
 
         None: whichever are there. With `max_lag` the cluster must have been heard of in the last 5 s (3 s more behind each relay). Once
-        training has ended, returns the last step. Says what it waits for after 2 s. Raises DeadlineExceeded after `timeout_s`, and the
-        error that ended the following.
+        training has ended, returns the last step. Says what it waits for after 2 s. Raises DeadlineExceeded after `timeout_s`,
+        NotInitialized where training ended before there were any, and the error that ended the following.
         """
-        wait = Wait("the follower waits for weights", timeout_s=timeout_s)
-        with self._changed:
+        wait = Wait(_WAITS, timeout_s=timeout_s)
+        with self._changed, self._awaiting():
             while (reason := self._missing(max_lag, step)) is not None:
                 if self._error is not None:
                     raise self._error
                 self._check_open()
+                if self._is_over:  # before there was anything
+                    raise NotInitialized(reason)
                 if wait.left_s() == 0:
                     raise DeadlineExceeded(f"no such weights after {timeout_s:g} s: {reason}")
                 wait.explain(reason)
@@ -250,6 +260,15 @@ class Follower:
             return {name: shape for name, (shape, _) in self._kinds().items()}
 
     # -- what a program has
+
+    @contextmanager
+    def _awaiting(self) -> Iterator[None]:
+        """Has the program's thread alone say what it waits for."""
+        self._is_awaited = True
+        try:
+            yield
+        finally:
+            self._is_awaited = False
 
     def _missing(self, max_lag: int | None, step: int | None) -> str | None:
         """Returns what is missing for a wait; None: nothing."""
@@ -327,7 +346,7 @@ class Follower:
     # -- the thread
 
     def _run(self) -> None:
-        pauses, num_failed = delays_s(random.Random(), max_s=_MAX_PAUSE_S), 0
+        pauses, num_failed, silence = delays_s(random.Random(), max_s=_MAX_PAUSE_S), 0, Wait(_WAITS, None)
         while not self._closed.is_set():
             if self._is_over:
                 self._source.close()  # its processes end when nobody looks on any more
@@ -335,7 +354,7 @@ class Follower:
             self._source.report(self._report(), received_bytes=self.received_bytes)
             try:
                 self._round()
-                pauses, num_failed = delays_s(random.Random(), max_s=_MAX_PAUSE_S), 0
+                pauses, num_failed, silence = delays_s(random.Random(), max_s=_MAX_PAUSE_S), 0, Wait(_WAITS, None)
                 continue
             except StepGone as error:
                 self._ahead = min(max(1, 2 * self._ahead), _MAX_AHEAD)
@@ -360,15 +379,18 @@ class Follower:
             num_failed += 1
             # The servers of a training that has ended may be gone.
             self._say(reason, is_over=num_failed >= _FAILED_AT_THE_END and self._source.is_over)
+            if not self._is_awaited:
+                silence.explain(reason)
             self._closed.wait(next(pauses))
 
     def _report(self) -> FollowerReport:
         with self._changed:
-            version, now = self._taken or self._version, time.monotonic()
-            lag = 0 if version is None else max(0, self._newest_step - version.step)
-            self._behind_since = (self._behind_since or now) if lag else None
+            taken, now = self._taken, time.monotonic()
+            lag = 0 if taken is None else max(0, self._newest_step - taken.step)
+            is_behind = lag > 0 or (taken is None and self._version is not None)
+            self._behind_since = (self._behind_since or now) if is_behind else None
             return FollowerReport(
-                step=None if version is None else version.step,
+                step=None if taken is None else taken.step,
                 lag=lag,
                 behind_s=now - self._behind_since if self._behind_since is not None else 0.0,
                 num_patches=self.num_patches,

@@ -92,7 +92,7 @@ class StoreKeeper:
         """
         pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
         while True:
-            is_over = follower.is_over
+            is_over = follower.has_ended
             step = follower.pass_on(self._written, self._taken, timeout_s=self._beat_s / 2)
             try:
                 if step is not None:

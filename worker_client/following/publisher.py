@@ -26,7 +26,9 @@ class Publisher:
 
     def __init__(self, read: Callable[[], dict[str, Array]], session: Session) -> None:
         self._read, self._session = read, session
-        session.create_or_join(read(), optimizer=_ASSIGN)
+        values = read()
+        self._shapes = _shapes(values)
+        session.create_or_join(values, optimizer=_ASSIGN)
         status = session.status()
         if status.replicas_to_aggregate != 1 or not status.policy.has_common_steps:
             raise InvalidSpec(
@@ -56,6 +58,10 @@ class Publisher:
         same. Raises InvalidSpec where names or shapes are others than before; what `Session.step()` raises.
         """
         values = self._read()
+        if (shapes := _shapes(values)) != self._shapes:
+            changed = min(name for name in {*shapes, *self._shapes} if shapes.get(name) != self._shapes.get(name))
+            before, now = (one.get(changed, "not there") for one in (self._shapes, shapes))
+            raise InvalidSpec(f"publish: {changed!r} was {before} and is {now} now; publish the parameters that it began with")
         while True:
             push = self._session.step(values, timeout_s=timeout_s)
             if push.outcome is not PushOutcome.ROLLED_BACK:
@@ -102,6 +108,10 @@ def reader_of(parameters: "Parameters | Callable[[], Parameters]") -> Callable[[
         raise InvalidSpec(f"publish: got {shown(parameters)}, want pairs of a name and an array, such as model.named_parameters()")
     kept = [*parameters]  # an iterator can be read once only
     return lambda: _arrays(kept)
+
+
+def _shapes(values: Mapping[str, Array]) -> dict[str, str]:
+    return {name: f"{array.dtype} of shape {array.shape}" for name, array in values.items()}
 
 
 def _arrays(parameters: Parameters) -> dict[str, Array]:

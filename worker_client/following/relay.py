@@ -24,6 +24,8 @@ from ps_protocol.errors import (
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import (
     AgreedModel,
+    ClusterStatus,
+    ClusterStatusRequest,
     DeregisterRequest,
     End,
     GetModelRequest,
@@ -56,6 +58,8 @@ _LEASE_S = 3.0
 _SILENT_S = 3.0
 _LOOK_S = 0.5
 _GRACE_S = 1.0
+# Of who asks for the status; that of a relay of a relay has to come from there.
+_STATUS_S = 5.0
 
 
 class Relay:
@@ -79,7 +83,7 @@ class Relay:
         tables: bool = False,
         security: Security = OPEN,
     ) -> None:
-        self._cluster = link.transport.cluster
+        self._link, self._cluster = link, link.transport.cluster
         # Until there is a step.
         self._first_era, self._num_shards = registration.participant.era, len(registration.shard_addresses)
         self._changed = threading.Condition()
@@ -101,6 +105,7 @@ class Relay:
             DeregisterRequest: self._leave,
             GetModelRequest: self._model,
             FetchRequest: self._fetch,
+            ClusterStatusRequest: self._status,
         }
         methods = {RPCS[kind].path: by_thread(plain(kind, answer), self._server.threads) for kind, answer in answers.items()}
         try:
@@ -134,7 +139,7 @@ class Relay:
         try:
             is_over = False
             while not is_over:
-                is_last = self._follower.is_over
+                is_last = self._follower.has_ended
                 is_over = self._follower.pass_on(self._version, self._take, timeout_s=_LOOK_S) is None and is_last
         except TrainingFailed as error:
             end, failure = End.INTERRUPTED, error
@@ -210,6 +215,10 @@ class Relay:
         if followed is None or version is None:
             return AgreedModel(state=ModelState.ABSENT, model=None, placement=(), global_step=0)
         return followed.agreed(step=version.step, kept=self._kept)
+
+    def _status(self, request: ClusterStatusRequest, call: Call) -> ClusterStatus:
+        """Returns the chief's: to who looks on, too, a relay stands for it."""
+        return self._link.ask(request, what="status", timeout_s=_STATUS_S)
 
     def _fetch(self, request: FetchRequest, call: Call) -> FetchReply:
         newest_step, silent_s, reason = self._follower.news()

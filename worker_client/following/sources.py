@@ -158,9 +158,8 @@ class ClusterSource:
             except StepNotReady:
                 return None
             except (Unavailable, ShuttingDown) as error:
-                if self._member.is_finished:  # the servers end, too: no need to wait for them
-                    raise DeadlineExceeded(error.message, facts=error.facts) from None
-                raise
+                # Not tried again here: the follower is to know at once, and goes on with all servers.
+                raise DeadlineExceeded(f"{self.place} does not answer: {error.message}", facts=error.facts) from None
 
         found = self._member.shards().each("fetch the weights", ask)
         return {index: reply for index, reply in enumerate(found) if reply is not None}

@@ -430,10 +430,15 @@ class Shards:
     def _one(self, index: int, what: str, call: Callable[[float], Result], *, num_bytes: int = 0) -> Result:
         """Returns `call(timeout_s)`, a call of one shard, which may take longer the more it transfers."""
         subject, transfer_s = self._subject(index, what), num_bytes / SLOWEST_BYTES_PER_S
-        with self._transport.watching(subject, expected_s=transfer_s, shard=index if num_bytes else None):
-            limit_s, stood_still = self._transport.timeout_s + transfer_s, self._transport.stood_still
-            retried, closed = self._retried, self._closed
-            return waiting.call(call, what=subject, timeout_s=limit_s, stop=closed, stood_still=stood_still, retried=retried)
+        limit_s, stood_still = self._transport.timeout_s + transfer_s, self._transport.stood_still
+
+        def attempt(left_s: float) -> Result:
+            # Each is watched by itself: one that fails is spoken of between two of them.
+            with self._transport.watching(subject, expected_s=transfer_s, shard=index if num_bytes else None):
+                return call(left_s)
+
+        retried, closed = self._retried, self._closed
+        return waiting.call(attempt, what=subject, timeout_s=limit_s, stop=closed, stood_still=stood_still, retried=retried)
 
     def _subject(self, index: int, what: str) -> str:
         address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]

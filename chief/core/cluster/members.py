@@ -240,7 +240,7 @@ def doing(member: Member, now: float, *, is_waiting: bool, is_training: bool) ->
         return "waits for the step"
     if (follower := member.follower) is not None:
         if follower.step is None:
-            return "fetches the weights"
+            return "has taken no weights yet"
         return f"follows at step {follower.step:,}" + (f", {follower.lag:,} behind" if follower.lag else "")
     if heard_ago_s >= _JUST_NOW_S:
         return f"heard {seconds(heard_ago_s)} ago"

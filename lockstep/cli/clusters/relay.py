@@ -1,11 +1,14 @@
 """`lockstep relay`: follows a cluster, and is followed in its place. Knows arguments; the work is the SDK's."""
 
 import argparse
+import logging
 import os
 import signal
+from functools import partial
 from typing import NoReturn
 
 from lockstep.cli.access import add_arguments, chief_address
+from ps_protocol.errors import Unavailable
 from ps_protocol.process import options
 from ps_protocol.process.exit_codes import of_signal
 from ps_protocol.process.listening import allow_many_connections, check_bind_address
@@ -13,6 +16,8 @@ from ps_protocol.process.options import Given
 from worker_client.following.follow import encoding_of
 from worker_client.following.relay import Relay
 from worker_client.opening import TIMEOUT_S, enter_as_observer
+
+log = logging.getLogger("lockstep.relay")
 
 
 def add_relay_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,13 +39,20 @@ def run_relay(arguments: argparse.Namespace) -> int:
     check_bind_address(arguments.listen, is_insecure_network_allowed=is_open, is_closed=security.is_closed)
     allow_many_connections()
     signal.signal(signal.SIGTERM, _end)
-    link, registration = enter_as_observer(
+    enter = partial(
+        enter_as_observer,
         chief_address(given),
         cluster=given[options.CALLED_CLUSTER],
         timeout_s=TIMEOUT_S,
         wire=None,
         security=options.security_of(given),
     )
+    while True:
+        try:
+            link, registration = enter()
+            break
+        except Unavailable as error:  # it is started with its host, maybe before the cluster
+            log.warning("there is nothing to relay yet, still waiting: %s", error.message)
     relay = Relay(
         link,
         registration,

@@ -10,7 +10,7 @@ import pytest
 
 import worker_client
 from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, PsError, StepGone, Unavailable, VariableNotFound
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, NotInitialized, PsError, StepGone, Unavailable, VariableNotFound
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ParticipantKind
 from tests.support.chief.rolling import RollingCluster
@@ -211,8 +211,28 @@ def test_the_end_of_training_is_told_with_its_last_step(start: Start) -> None:
     weights = cluster.follower()
     trained.step(3)
     trained.session.close()
-    wait_until(lambda: weights.is_over, what="the follower hears of the end")
+    wait_until(lambda: weights.has_ended, what="the follower hears of the end")
+    assert not weights.is_over, "the program has not taken the last step"
     assert weights.wait(max_lag=0) == 3
+    assert weights.is_over
+
+
+def test_where_training_ends_before_there_are_weights_a_wait_ends_too() -> None:
+    cluster = RollingCluster(lambda session: None)
+    with closing(follower_of(cluster)) as weights, cluster.session() as session:
+        session.finish("done")
+        with pytest.raises(NotInitialized, match="training ended before any worker gave the model its first values"):
+            weights.wait(timeout_s=30)
+        assert weights.is_over
+
+
+def test_a_program_that_takes_no_weights_is_reported(trained: Trained) -> None:
+    weights = trained.cluster.follower()
+    trained.step(2)
+    wait_until(lambda: weights._report().behind_s > 0, what="weights are there")
+    assert weights._report().step is None
+    weights.wait(step=2)
+    assert (weights._report().step, weights._report().behind_s) == (2, 0.0)
 
 
 def test_where_each_worker_makes_steps_of_its_own_a_follower_has_the_newest_of_each_server(start: Start) -> None:
@@ -272,6 +292,20 @@ def test_a_server_that_is_away_for_a_while_costs_time_only(error: type[PsError])
         assert weights.wait(step=1, timeout_s=20) == 1
 
 
+def test_a_silence_is_one_line_for_all_servers_which_says_what_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    cluster = RollingCluster(join)
+    with cluster.session(), closing(follower_of(cluster)) as weights:
+        weights.wait(timeout_s=20)
+        for shard in cluster.shards:
+            shard.refuse("FetchRequest", *[Unavailable("ps at a:1 is away")] * 100)
+        with pytest.raises(DeadlineExceeded, match=r"step 1 is wanted and 0 is there; the cluster of the chief .* ps at a:1 is away"):
+            weights.wait(step=1, timeout_s=3)
+        wait_until(lambda: weights.lag == 0 and len(caplog.messages) > 1, what="the thread goes on saying it")
+    waits = [text for text in caplog.messages if "is away" in text]
+    assert len(waits) == 2 and all(text.startswith("the follower waits for weights: waiting for") for text in waits), caplog.messages
+
+
 def test_who_has_heard_of_the_end_asks_no_chief_what_has_become_of_servers_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = RollingCluster(join)
     link = cluster.link()
@@ -294,8 +328,7 @@ def test_the_end_is_told_though_the_servers_end_with_it() -> None:
             session.finish("done")
             for shard in cluster.shards:
                 shard.refuse("FetchRequest", *[Unavailable("gone")] * 1_000)
-            wait_until(lambda: weights.is_over, what="the follower hears of the end")
-        assert weights.wait() == 1
+            wait_until(lambda: weights.wait() == 1 and weights.is_over, what="the follower hears of the end")
 
 
 def test_steps_that_pass_faster_than_servers_can_be_asked_are_aimed_for() -> None:

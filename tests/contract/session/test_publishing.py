@@ -114,8 +114,12 @@ def test_parameters_that_change_their_shape_are_refused_and_nothing_is_published
     cluster, parameters = cluster_of(start), {"w": np.zeros(3)}
     with Publisher(reader_of(parameters), cluster.session()) as publisher:
         parameters["w"] = np.zeros(4)
-        with pytest.raises(worker_client.PsError, match="'w'"):
+        with pytest.raises(InvalidSpec, match=r"publish: 'w' was float64 of shape \(3,\) and is float64 of shape \(4,\) now"):
             publisher.step()
+        parameters["v"] = parameters.pop("w")
+        with pytest.raises(InvalidSpec, match="publish: 'v' was not there and is float64"):
+            publisher.step()
+        del parameters["v"]
         parameters["w"] = np.ones(3)
         assert publisher.step() == 1
 

@@ -1,5 +1,6 @@
 """A relay of the weights: who follows it has what who follows the servers has, whatever becomes of the relay or of its cluster."""
 
+import argparse
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 import worker_client
+from lockstep.cli.clusters import relay as relay_command
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError, StepGone, StepNotReady, Unauthenticated, Unavailable, WrongRole
+from ps_protocol.process import waiting
 from ps_protocol.roles.chief import ParticipantKind
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.weights import FetchReply, FetchRequest
@@ -147,6 +150,14 @@ def test_a_worker_is_refused_and_sent_to_the_chief(trained: Trained, relays: Rel
         worker_client.connect(relay.address, timeout_s=20)
 
 
+def test_the_status_is_that_of_the_cluster(trained: Trained, relays: Relays) -> None:
+    leaf = relays.of(relays.of(trained.cluster).address, name="leaf")
+    trained.step(2)
+    with closing(worker_client.observe(leaf.address, timeout_s=20)) as observer:
+        status = observer.status()
+    assert (status.global_step, len(status.shards)) == (2, 2)
+
+
 def test_a_reader_may_come_before_the_model(relays: Relays) -> None:
     cluster = ObjectCluster(Shape(num_ps=2, num_workers=1), relays.stack)
     weights = relays.reader(relays.of(cluster))
@@ -168,7 +179,7 @@ def test_the_end_of_training_is_told_with_its_last_step_and_the_relay_ends_when_
     readers = [relays.reader(relay), relays.reader(leaf)]
     trained.step(3)
     trained.session.close()
-    wait_until(lambda: all(weights.is_over for weights in readers), what="readers hear of the end", timeout_s=30)
+    wait_until(lambda: all(weights.has_ended for weights in readers), what="readers hear of the end", timeout_s=30)
     assert [weights.wait(max_lag=0) for weights in readers] == [3, 3]
     wait_until(lambda: not any(thread.is_alive() for thread in relays.threads), what="the relays have ended")
     assert relays.errors == []
@@ -299,4 +310,26 @@ def test_a_relay_that_hears_nothing_does_not_have_its_readers_take_what_they_hav
         weights = relays.reader(relays.of(cluster))
         weights.wait(timeout_s=20)
         cluster.shards[0].refuse("FetchRequest", *[Unavailable("away")] * 100)
-        wait_until(lambda: "fetch the weights" in caplog.text and "this relay has heard nothing for" in caplog.text, what="words about it")
+        wait_until(lambda: "this relay has heard nothing for" in caplog.text, what="words about it")
+
+
+def test_a_relay_that_is_started_before_its_cluster_waits_for_it_in_one_line_at_a_time(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "FIRST_NOTICE_S", 0.1)
+    monkeypatch.setattr(relay_command, "TIMEOUT_S", 0.5)
+    ends = iter([None, None, KeyboardInterrupt()])
+
+    def still_waiting(*_: object) -> None:
+        if (end := next(ends)) is not None:
+            raise end
+
+    monkeypatch.setattr(relay_command.log, "warning", still_waiting)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # this process has handlers of its own
+    parser = argparse.ArgumentParser()
+    relay_command.add_relay_arguments(parser)
+    arguments = parser.parse_args([f"unix:{socket_dir}/chief", "--listen", f"unix:{socket_dir}/relay"])
+    with pytest.raises(KeyboardInterrupt):
+        relay_command.run_relay(arguments)
+    assert next(ends, None) is None
+    assert all("still trying what=the chief at" in text for text in caplog.messages) and caplog.messages, caplog.messages

@@ -281,8 +281,13 @@ def test_the_end_of_training_is_told_with_its_last_step(stack: ExitStack, direct
     weights = trained.reader(directory)
     trained.step(3)
     trained.session.close()
-    wait_until(lambda: weights.is_over, what="the reader hears of the end")
-    assert weights.wait(max_lag=0) == 3
+    wait_until(lambda: weights.has_ended, what="the reader hears of the end")
+    late = trained.reader(directory)
+    wait_until(lambda: late.has_ended, what="one who comes later hears of it, too")
+    for one in (weights, late):
+        assert not one.is_over, "its program has not taken the last step"
+        assert one.wait(max_lag=0) == 3
+        assert one.is_over
 
 
 def test_one_who_goes_on_in_a_place_is_followed_and_takes_nothing_back(trained: Trained, place: str) -> None:

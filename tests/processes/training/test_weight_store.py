@@ -85,4 +85,4 @@ def test_one_that_is_killed_while_it_writes_never_shows_a_wrong_bit(socket_dir: 
             trainer.check(weights)
             trainer.session.finish("done")
             assert process.wait(30) == 0, end_of(process)
-        wait_until(lambda: weights.is_over, what="the reader hears of the end")
+        wait_until(lambda: weights.wait() == newest and weights.is_over, what="the reader hears of the end")

@@ -384,8 +384,8 @@ def test_a_follower_that_stays_behind_is_named_until_it_has_the_newest_weights()
     driver, _ = trained(0)
     watcher = driver.register(kind=ParticipantKind.OBSERVER).participant
 
-    def heard(lag: int, behind_s: float) -> str:
-        traffic = WorkerTraffic(follower=FollowerReport(step=1_200, lag=lag, behind_s=behind_s))
+    def heard(lag: int, behind_s: float, step: int | None = 1_200) -> str:
+        traffic = WorkerTraffic(follower=FollowerReport(step=step, lag=lag, behind_s=behind_s))
         driver.ask(HeartbeatRequest(participant=watcher, traffic=traffic))
         return next(one.doing for one in driver.coordinator.status(driver.now).participants if one.kind is ParticipantKind.OBSERVER)
 
@@ -398,6 +398,9 @@ def test_a_follower_that_stays_behind_is_named_until_it_has_the_newest_weights()
     assert "have been behind for 12 s, by 40 steps" in one.advice
     heard(0, 0.0)
     assert "follower behind" not in names(driver)
+    assert heard(0, 15.0, step=None) == "has taken no weights yet"
+    (one,) = [one for one in said(driver) if one.name == "follower behind"]
+    assert "has taken none for 15 s when it was heard: see whether its program takes them" in one.advice
 
 
 def test_a_worker_that_lost_shared_memory_is_amber_until_it_has_it_again() -> None:

@@ -136,6 +136,20 @@ def test_file_that_becomes_wrong_leaves_the_tokens_as_they_were(tmp_path: Path, 
     assert table.role_of(f"Bearer {token}") is CallerRole.WORKER
 
 
+def test_a_file_that_stays_away_is_spoken_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tokens, "LOOK_INTERVAL_S", 0.0)
+    path, token = tmp_path / "tokens", new_token()
+    source = TokenSource(write(path, f"worker {token}\n"), role=CallerRole.WORKER)
+    for num_words in (1, 2):
+        path.unlink()
+        assert [source.header() for _ in range(3)] == [bearer(token)] * 3
+        assert len(caplog.messages) == num_words, "once each time that it goes away"
+        write(path, f"worker {token}\n")
+        assert source.header() == bearer(token)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
