@@ -8,6 +8,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, PlacedSlice
+from ps_protocol.process.memory import keep_freed_memory
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import (
     DEFAULT_POLICY,
@@ -21,6 +22,7 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import Shard
 from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
+from ps_protocol.rpc.shard import LARGE_BYTES
 from worker_client.cluster.chief import ChiefLink
 from worker_client.core.sides import run
 from worker_client.model.memory import arranged
@@ -144,6 +146,8 @@ class ClusterSource:
         shards = member.shards()
         layouts = arranged(agreed.model, agreed.placement, num_shards=len(shards))
         shards.know_layouts(layouts)
+        if any(layout.nbytes >= LARGE_BYTES for layout in layouts):
+            keep_freed_memory()  # else page faults are a third of what pages of weights cost here, and at a relay
         self._opened = Followed(model=agreed.model, layouts=layouts, era=participant.era, policy=agreed.policy, kept=agreed.kept)
         return self._opened
 

@@ -19,6 +19,7 @@ from tests.support.cluster.shape import Cluster, Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import Follower, Part, Session
 from worker_client.cluster.chief import ChiefLink
+from worker_client.following import sources
 from worker_client.following.sources import ClusterSource
 
 start = start_over(["in process", "grpc"])
@@ -224,6 +225,16 @@ def test_where_training_ends_before_there_are_weights_a_wait_ends_too() -> None:
         with pytest.raises(NotInitialized, match="training ended before any worker gave the model its first values"):
             weights.wait(timeout_s=30)
         assert weights.is_over
+
+
+@pytest.mark.parametrize(("num_rows", "is_kept"), [(10, False), (200_000, True)])
+def test_memory_for_pages_of_a_large_model_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch, num_rows: int, is_kept: bool) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(sources, "keep_freed_memory", lambda: calls.append(None))
+    cluster = start(Shape(num_ps=1, num_workers=1))
+    cluster.session().create_or_join({"w": np.zeros((num_rows, 2), np.float32)}, optimizer=worker_client.sgd(1.0))
+    cluster.follower().wait(timeout_s=20)
+    assert bool(calls) is is_kept
 
 
 def test_a_program_that_takes_no_weights_is_reported(trained: Trained) -> None:
