@@ -1,12 +1,24 @@
-"""How a role is asked to end: by signals. Knows no role."""
+"""How a process is asked to end: by signals. Knows no role."""
 
 import math
 import signal
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
+
+from ps_protocol.process.exit_codes import of_signal
 
 _TOGETHER_S = 0.5
+
+
+def exit_at_sigterm() -> None:
+    """Has SIGTERM end this program as an exit does, so that its `with` blocks end."""
+    signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(of_signal(number))
 
 
 class EndSignals:

@@ -3,14 +3,12 @@
 import argparse
 import logging
 import os
-import signal
 from functools import partial
-from typing import NoReturn
 
 from lockstep.cli.access import add_arguments, chief_address
 from ps_protocol.errors import Unavailable
 from ps_protocol.process import options
-from ps_protocol.process.exit_codes import of_signal
+from ps_protocol.process.ending import exit_at_sigterm
 from ps_protocol.process.listening import allow_many_connections, check_bind_address
 from ps_protocol.process.options import Given
 from worker_client.following.follow import encoding_of
@@ -38,7 +36,7 @@ def run_relay(arguments: argparse.Namespace) -> int:
     is_open = given[options.ALLOW_INSECURE_NETWORK]
     check_bind_address(arguments.listen, is_insecure_network_allowed=is_open, is_closed=security.is_closed)
     allow_many_connections()
-    signal.signal(signal.SIGTERM, _end)
+    exit_at_sigterm()
     enter = partial(
         enter_as_observer,
         chief_address(given),
@@ -66,7 +64,3 @@ def run_relay(arguments: argparse.Namespace) -> int:
         print(f"relaying the weights of {link.transport.cluster!r}; to follow them: lockstep.follow({relay.address!r})", flush=True)
         relay.run()
     return 0
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    raise SystemExit(of_signal(number))

@@ -2,15 +2,13 @@
 
 import argparse
 import os
-import signal
 from contextlib import closing
-from typing import NoReturn
 
 import worker_client
 from lockstep.cli.access import add_arguments, chief_and_access_of
 from ps_protocol.checkpoint.catalog import storage_of_role
 from ps_protocol.process import options
-from ps_protocol.process.exit_codes import of_signal
+from ps_protocol.process.ending import exit_at_sigterm
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.options import Given
 from worker_client.following.keeper import ANCHOR_STEPS, KEEP_S, KEEP_STEPS, StoreKeeper
@@ -41,7 +39,7 @@ def run_store(arguments: argparse.Namespace) -> int:
     cluster = Given(vars(arguments), os.environ)[options.CALLED_CLUSTER]
     storage = storage_of_role(arguments.to)
     keeper = StoreKeeper(storage, keep_steps=arguments.keep_steps, keep_s=arguments.keep_s, anchor_steps=arguments.anchor_steps)
-    signal.signal(signal.SIGTERM, _end)
+    exit_at_sigterm()
     follower = worker_client.follow(address, wire=arguments.wire, tables=arguments.tables, cluster=cluster, security=security)
     with follower, closing(keeper):
         keeper.claim()
@@ -50,7 +48,3 @@ def run_store(arguments: argparse.Namespace) -> int:
         print(f"keeping the weights in {storage.place} until training ends; to follow them: lockstep.follow({place!r})", flush=True)
         keeper.keep(follower)
     return 0
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    raise SystemExit(of_signal(number))
