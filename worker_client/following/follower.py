@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -32,7 +32,7 @@ from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.process.waiting import Wait, delays_s
 from ps_protocol.roles.chief import FollowerReport
 from ps_protocol.roles.weights import FetchReply, FetchRequest
-from ps_protocol.weights.copy import Transfer, Update, WeightCopy, changed_places
+from ps_protocol.weights.copy import Transfer, Update, WeightCopy, changed_places, kept_of
 from ps_protocol.weights.words import WORD_BYTES, Selection
 from worker_client.core.place import LOST
 from worker_client.following.sources import Followed, Source, Version
@@ -234,8 +234,8 @@ class Follower:
     ) -> T | None:
         """Waits for another version than `after`, and returns what `look` makes of it; None: there was none in that time.
 
-        `look` gets what is followed, the version, the newest step, and the shards' copies, which change when it has returned; for those who
-        pass the weights on. Raises the error that ended the following.
+        `look` gets what is followed and kept here, the version, the newest step, and the shards' copies, which change when it has returned;
+        for those who pass the weights on. Raises the error that ended the following.
         """
 
         def is_there() -> bool:
@@ -251,7 +251,7 @@ class Follower:
             if not is_there() or self._version is None or self._followed is None:
                 return None
             self._taken = self._version
-            return look(self._followed, self._version, self._newest_step, self._copies)
+            return look(replace(self._followed, kept=kept_of(self._copies)), self._version, self._newest_step, self._copies)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

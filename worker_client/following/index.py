@@ -149,7 +149,7 @@ def decode_index(content: bytes, *, where: str, known: Followed | None = None) -
 
 @lru_cache(maxsize=4)  # by identity: to encode a model takes longer than the rest
 def _agreed_text(followed: Followed) -> str:
-    agreed = followed.agreed(step=0, kept=followed.kept)
+    agreed = followed.agreed(step=0)
     return json.dumps(MessageToDict(codec.encode(agreed), preserving_proto_field_name=True), separators=(",", ":"))
 
 

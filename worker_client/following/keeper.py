@@ -15,7 +15,7 @@ from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, InvalidSpec, PermissionDenied, StorageFailed, StorageFull, Superseded
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import delays_s
-from ps_protocol.weights.copy import WeightCopy, kept_of
+from ps_protocol.weights.copy import WeightCopy
 from ps_protocol.weights.words import Patch, difference
 from worker_client.following.follower import Follower
 from worker_client.following.index import INDEX, Index, decode_index, encode_index
@@ -163,7 +163,6 @@ class StoreKeeper:
         if not followed.has_common_steps:
             raise InvalidSpec("each parameter server has steps of its own in this cluster (async): there is no step to write")
         selections = [copy.selection for copy in copies]
-        followed = replace(followed, kept=kept_of(copies))
         limit = int(sum(selection.num_words for selection in selections) * _MOST_CHANGED)
         patches: list[Patch] = []
         if self._index is not None and self._words and self._index.continues(followed):

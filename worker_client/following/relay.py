@@ -40,13 +40,13 @@ from ps_protocol.roles.fence import Era
 from ps_protocol.roles.identity import Identity, Role
 from ps_protocol.roles.request import RPCS
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
-from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
+from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.rpc.chief import SERVICE
 from ps_protocol.rpc.door import by_thread, plain
 from ps_protocol.rpc.server import RpcServer
 from ps_protocol.rpc.server_stream import Call
 from ps_protocol.security.options import OPEN, Security
-from ps_protocol.weights.copy import WeightCopy, kept_of
+from ps_protocol.weights.copy import WeightCopy
 from ps_protocol.weights.versions import WeightVersions
 from worker_client.cluster.chief import ChiefLink
 from worker_client.following.follower import Follower
@@ -91,7 +91,6 @@ class Relay:
         self._followed: Followed | None = None
         self._versions: dict[str, WeightVersions] = {}
         self._version: Version | None = None
-        self._kept: KeptWeights | None = None
         # Under a condition of their own: readers, with when they were heard, who must not be silent meanwhile.
         self._hearing = threading.Condition()
         self._readers: dict[int, float] = {}
@@ -156,7 +155,7 @@ class Relay:
         with self._changed:
             if self._followed is None or self._followed.era != followed.era:
                 self._versions = {copy.selection.layout.hash: _versions_of(copy) for copy in copies}
-            self._followed, self._version, self._kept = followed, version, kept_of(copies)
+            self._followed, self._version = followed, version
             for copy in copies:
                 versions = self._versions[copy.selection.layout.hash]
                 # Where servers have steps of their own, some may have made none.
@@ -214,7 +213,7 @@ class Relay:
         followed, version = self._followed, self._version
         if followed is None or version is None:
             return AgreedModel(state=ModelState.ABSENT, model=None, placement=(), global_step=0)
-        return followed.agreed(step=version.step, kept=self._kept)
+        return followed.agreed(step=version.step)
 
     def _status(self, request: ClusterStatusRequest, call: Call) -> ClusterStatus:
         """Returns the chief's: to who looks on, too, a relay stands for it."""

@@ -58,8 +58,8 @@ class Followed:
         """Whether a step is one of all shards; else each of them has steps of its own."""
         return self.policy.has_common_steps
 
-    def agreed(self, *, step: int, kept: KeptWeights | None) -> AgreedModel:
-        """Returns it as a chief describes a model, for others to follow: what is `kept` of it, at a step."""
+    def agreed(self, *, step: int) -> AgreedModel:
+        """Returns it as a chief describes a model, for others to follow."""
         pieces = ((shard, piece) for shard, layout in enumerate(self.layouts) for piece in (*layout.slices, *layout.tables))
         return AgreedModel(
             state=ModelState.READY,
@@ -67,7 +67,7 @@ class Followed:
             placement=tuple(PlacedSlice(slice=piece, shard=shard) for shard, piece in pieces),
             global_step=step,
             policy=self.policy,
-            kept=kept,
+            kept=self.kept,
         )
 
 
