@@ -37,8 +37,6 @@ from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of
 # A role imports grpc and NumPy: half a second on an idle machine, much longer on a busy one.
 START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
-# Where a host is lost with roles, these begin elsewhere before its workers do, which else wait for addresses that are gone.
-_SETTLE_S = 10.0
 # The shell's variables may describe another cluster; the roles of this one must not inherit them.
 _FOREIGN = {**dict.fromkeys(options.cluster_variables()), "TF_CONFIG": None}
 
@@ -70,6 +68,8 @@ class LaunchedCluster:
         for index in range(spec.num_workers):
             self._gpus_of(index)  # raises an error before anything starts
         self._moving: set[str] = set()  # roles that begin on another host, and whose address there is not known yet
+        self._held: set[str] = set()  # processes that begin once the addresses of those that they call are known
+        self._leaving: Process | None = None  # a chief that was asked to end for its successor
         self._environment: Mapping[str, str | None] = {}
         self._worker_command: Sequence[str] = ()
         self._worker_environment: Mapping[str, str | None] = {}
@@ -112,16 +112,16 @@ class LaunchedCluster:
         self._look_at_hosts()
         # The chief's process starts last: its flags name the addresses of the others.
         for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
-            self.roles.append(self._start_role(f"ps {index}"))
+            self.roles.append(self._supervisor.start(self._role_spec(f"ps {index}")))
         for index in range(self.spec.num_ps if self.spec.has_standbys else 0):
-            self.roles.append(self._start_role(f"standby {index}"))
+            self.roles.append(self._supervisor.start(self._role_spec(f"standby {index}")))
         for process in self.roles:
             self._addresses[process.name] = self._await_address(process, process.name)
         if self.spec.chief_in_ps:
-            self.roles.insert(0, self._start_role("ps 0"))
+            self.roles.insert(0, self._supervisor.start(self._role_spec("ps 0")))
             self._addresses["ps 0"] = self._await_address(self.chief, "ps 0")
         else:
-            self.roles.append(self._start_role("chief"))
+            self.roles.append(self._supervisor.start(self._role_spec("chief")))
         self.chief_address = self._addresses["chief"] = self._await_address(self.chief, "chief")
         # The chief wrote the page's address before its own, if it serves a page.
         with suppress(FileNotFoundError):
@@ -225,39 +225,62 @@ class LaunchedCluster:
         self._announce(role.name).unlink(missing_ok=True)
         if self._hosts is not None and self._hosts.see_end(role):
             self._moving.add(role.name)
-        process = self._start_role(role.name, is_again=True, pause_s=pause_s)
+        process = self._start(self._role_spec(role.name, is_again=True, pause_s=pause_s))
         self.roles[self.roles.index(role)] = process
         return process
 
+    def awaited_by(self, name: str) -> list[str]:
+        """Returns the roles that a process calls, and whose new address is not known yet: until it is, the process does not begin."""
+        if self._hosts is None or name.startswith(("ps ", "standby ")):
+            return []
+        called = [role.name for role in self.roles if role.name != name]
+        return [one for one in called if one in self._moving or self._hosts.has_lost(one)]
+
     def follow_moves(self) -> str:
-        """Reads where roles serve that were restarted on another host. Ends a chief that has to know of it, and returns words for that."""
+        """Reads where roles serve that were restarted on another host, and lets begin what waits for them.
+
+        Asks a chief to end that has to know of them, and returns words for that.
+        """
         moved = [role for role in self.roles if role.name in self._moving and self._announce(role.name).exists()]
         for role in moved:
             self._addresses[role.name] = self._address_of(role.name)
             self._moving.discard(role.name)
         self.chief_address = self._addresses.get("chief", self.chief_address)
-        if self._hosts is not None and self.chief in moved:
+        if self.chief in moved:
             self._list_chief(self.chief_address)
-            for index, worker in enumerate(self.workers):
-                task = self._hosts.task_of(worker.name, host=self._hosts.of(worker.name), private=self._supervisor.directory)
-                if task.exists():  # it has not begun yet, and is told the new address
-                    self._worker_spec(index)
+        has_old = self.chief.is_running and self.chief.name not in self._held
+        for process in [one for one in (*self.roles, *self.workers) if one.name in self._held and not self.awaited_by(one.name)]:
+            self._held.discard(process.name)
+            if process is self.chief:
+                self._role_spec(process.name, is_again=True)
+            else:
+                self._worker_spec(self.workers.index(process))
         servers = [f"{role.name} at {self._addresses[role.name]}" for role in moved if role is not self.chief]
-        if not servers or not self.chief.is_running:
+        if not servers or not has_old:
             return ""
+        self._leaving = self.chief
         self.chief.signal_group(signal.SIGTERM)  # its servers are arguments of a chief; its successor goes on at the same step
         return f"restarting the chief, which has to know {', '.join(servers)}"
+
+    def makes_way(self, process: Process) -> bool:
+        """Whether a process was asked to end for its own successor."""
+        return process is self._leaving
 
     def restart_worker(self, worker: Process, *, pause_s: float) -> Process:
         """Starts a worker that has ended again after a pause, in its old place; does not wait for it."""
         index = self.workers.index(worker)
-        if self._hosts is not None:
-            was_beside_roles = self._hosts.share(worker, self.roles)
-            if self._hosts.see_end(worker):
-                pause_s = max(pause_s, _SETTLE_S) if was_beside_roles or self._moving else pause_s
-                self._replaced.add(index)
-        self.workers[index] = self._supervisor.start(self._worker_spec(index, pause_s=pause_s))
+        if self._hosts is not None and self._hosts.see_end(worker):
+            self._replaced.add(index)
+        self.workers[index] = self._start(self._worker_spec(index, pause_s=pause_s))
         return self.workers[index]
+
+    def _start(self, spec: ProcessSpec) -> Process:
+        """Starts a process again; one that has to wait for others begins when it finds its task."""
+        self._held.discard(spec.name)
+        if self.awaited_by(spec.name):
+            self._held.add(spec.name)
+            Hosts.task_of(spec.name, private=self._supervisor.directory).unlink()
+        return self._supervisor.start(spec)
 
     def _worker_spec(self, index: int, *, pause_s: float = 0.0) -> ProcessSpec:
         place = {
@@ -287,7 +310,7 @@ class LaunchedCluster:
         environment = {**_FOREIGN, **dict.fromkeys(options.SECURITY_VARIABLES), **security}
         self._supervisor.start(ProcessSpec(name="tensorboard", command=command, environment=environment))
 
-    def _start_role(self, name: str, *, is_again: bool = False, pause_s: float = 0.0) -> Process:
+    def _role_spec(self, name: str, *, is_again: bool = False, pause_s: float = 0.0) -> ProcessSpec:
         if name == "chief":
             module, flags = "chief", self._chief_flags(is_again=is_again)
         else:
@@ -299,7 +322,7 @@ class LaunchedCluster:
         spec = ProcessSpec(name=name, command=command, environment=self._environment, pause_s=pause_s)
         place = self._announce(name)
         kind = module.removesuffix("_server")
-        return self._supervisor.start(self._placed(spec, kind=kind, returns=[place, page_beside(place), end_beside(place)]))
+        return self._placed(spec, kind=kind, returns=[place, page_beside(place), end_beside(place)])
 
     def _program_of(self, module: str) -> str:
         """The module that is run for a role."""

@@ -213,6 +213,9 @@ class ClusterWatch:
 
     def _see_role(self, process: Process) -> None:
         returncode = process.returncode or 0
+        if self._cluster.makes_way(process) and self._is_worth_a_start(process):
+            self._cluster.restart_role(process, pause_s=0.0)
+            return
         if not returncode:
             self._role_ended_at = self._role_ended_at or time.monotonic()
             return
@@ -231,7 +234,7 @@ class ClusterWatch:
 
     def _plan_restart(self, role: Process, words: str) -> bool:
         """Restarts a role, at once or after a pause; False if that is no longer useful."""
-        if self._is_closed or not self.has_running_workers or not self._cluster.may_restart(role):
+        if not self._is_worth_a_start(role):
             return False
         pause_s = self._role_restarts.pause_s(role.name, lived_s=time.monotonic() - role.started_at)
         if pause_s is None:
@@ -239,8 +242,11 @@ class ClusterWatch:
         cost = self._cost_words(role)
         process = self._cluster.restart_role(role, pause_s=pause_s)
         self._restarted.add(role.name)
-        self._say(f"{words}\n{_again_words(process, pause_s)}; {cost}")
+        self._say(f"{words}\n{self._again_words(process, pause_s)}; {cost}")
         return True
+
+    def _is_worth_a_start(self, role: Process) -> bool:
+        return not self._is_closed and self.has_running_workers and self._cluster.may_restart(role)
 
     def _cost_words(self, role: Process) -> str:
         if role is self._cluster.chief and not self._cluster.spec.chief_in_ps:
@@ -262,8 +268,13 @@ class ClusterWatch:
         self._num_starts[worker.name] += 1
         pause_s = self._worker_restarts.pause_s(worker.name, lived_s=time.monotonic() - worker.started_at) or 0.0
         process = self._cluster.restart_worker(worker, pause_s=pause_s)
-        self._say(f"{_failure_words(worker)}\n{_again_words(process, pause_s)} (start {self._num_starts[worker.name]} of {most})")
+        self._say(f"{_failure_words(worker)}\n{self._again_words(process, pause_s)} (start {self._num_starts[worker.name]} of {most})")
         return True
+
+    def _again_words(self, process: Process, pause_s: float) -> str:
+        awaited = ", ".join(self._cluster.awaited_by(process.name))
+        when = f", in {pause_s:g} s" if pause_s else f", once {awaited} serves elsewhere" if awaited else ""
+        return f"{process.name} is started again, as pid {process.pid}{when}"
 
     def _check_roles_ended_together(self, ended_ago_s: float) -> None:
         """Handles a role that ended without a failure: either all roles are ending, or it alone was stopped and has to be replaced."""
@@ -349,10 +360,6 @@ def list_words(failed: Sequence[Ended]) -> str:
     for one in failed:
         ways.setdefault(one.end_text, []).append(one.name)
     return "\n".join(f"failed by {'itself' if len(names) == 1 else 'themselves'}: {', '.join(names)}: {end}" for end, names in ways.items())
-
-
-def _again_words(process: Process, pause_s: float) -> str:
-    return f"{process.name} is started again, as pid {process.pid}" + (f", in {pause_s:g} s" if pause_s else "")
 
 
 def _failure_words(process: Process) -> str:

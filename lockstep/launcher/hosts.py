@@ -7,7 +7,7 @@ import base64
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,9 +78,9 @@ class Hosts:
         host = self._placed[name] = left[place % len(left)] if first.name in self._lost else first
         return host
 
-    def share(self, process: Process, others: Iterable[Process]) -> bool:
-        """Whether a process and any of the others were placed on the same host, which may be lost by now."""
-        return self._placed[process.name] in [self._placed.get(other.name) for other in others]
+    def has_lost(self, name: str) -> bool:
+        """Whether a process was placed on a host that is lost, and goes to another one."""
+        return (placed := self._placed.get(name)) is not None and placed.name in self._lost and len(self._lost) < len(self._hosts)
 
     def see_end(self, process: Process) -> bool:
         """Notes that a process has ended. True: with its host, so it goes to another one, and nothing is started there any more."""
@@ -126,10 +126,11 @@ class Hosts:
             "exit_code": int(ExitCode.USAGE),
             "orphaned": list(host.orphaned),
         }
-        path = self.task_of(spec.name, host=host, private=private)
+        path = self.task_of(spec.name, private=private)
         write_secret(path, json.dumps(task))
         return replace(spec, command=[sys.executable, "-I", "-S", str(_HERE / "remote.py"), str(path)], environment={})
 
-    def task_of(self, name: str, *, host: Host, private: Path) -> Path:
-        """Returns the file with the orders of a process; it is there until the process begins."""
-        return private / f"{name.replace(' ', '-')}-{host.name}.task"
+    @staticmethod
+    def task_of(name: str, *, private: Path) -> Path:
+        """Returns the file with the orders of a process, which begins when it finds it, and removes it."""
+        return private / f"{name.replace(' ', '-')}.task"

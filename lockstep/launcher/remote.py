@@ -1,9 +1,10 @@
 """Stands here for a process on another host: passes on its output, its files, signals and its end. A program of its own, stdlib only.
 
-Run as `python -I -S remote.py TASK`, with a JSON file that it removes. `reach` is the command that runs `lockstep.launcher.agent` on the
-host, such as ssh; the agent reads the rest as its first line of standard input. What it answers begins with a mark, after what a login
-prints, and is a series of frames: a letter, a length, that many bytes. `o` is output of the process; `j` is JSON: a file of the process
-to be written here, or its end. Later lines to the agent are signals, and signs of life; so each side notices when the other is gone.
+Run as `python -I -S remote.py TASK`, with a JSON file that it waits for and removes. `reach` is the command that runs the agent
+(`agent.py`) on the host, such as ssh; the agent reads the rest as its first line of standard input. What it answers begins with a mark,
+after what a login prints, and is a series of frames: a letter, a length, that many bytes. `o` is output of the process; `j` is JSON: a file
+of the process to be written here, or its end. Later lines to the agent are signals, and signs of life; so each side notices when the other
+is gone.
 """
 
 import json
@@ -29,7 +30,7 @@ BEAT_S, SILENT_S = 5.0, 45.0
 # The exit code of a process whose host is gone.
 EXIT_HOST_LOST = 254
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_END_S = 2.0
+_END_S, _LOOK_S = 2.0, 0.05
 
 
 class Remote:
@@ -131,6 +132,8 @@ def _wake(number: int, frame: FrameType | None) -> None:
 
 def main(path: Path) -> None:
     """Ends as the process on the other host did."""
+    while not path.exists():  # polls: no call waits for a file
+        time.sleep(_LOOK_S)
     task = json.loads(path.read_text())
     path.unlink()  # it may hold keys
     reader, writer = socket.socketpair()

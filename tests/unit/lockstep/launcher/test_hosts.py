@@ -50,19 +50,21 @@ def test_a_process_moves_only_when_its_host_is_lost_and_nothing_begins_there_any
     assert not hosts.see_end(ended("worker 1", -9)) and hosts.of("worker 1").name == "b"
 
 
-def test_a_worker_of_a_lost_host_was_beside_roles_or_not() -> None:
+def test_a_process_is_on_a_lost_host_until_it_has_been_seen_to_end_there() -> None:
     hosts = three()
-    roles = [ended(name, EXIT_HOST_LOST) for name in ("chief", "ps 0", "ps 1")]
-    workers = [ended(f"worker {index}", EXIT_HOST_LOST) for index in range(3)]
-    for one in (*roles, *workers):
-        hosts.of(one.name)
-    assert [hosts.share(worker, roles) for worker in workers] == [True, True, False]
+    for name in (names := ("chief", "ps 0", "ps 1")):
+        hosts.of(name)
+    assert hosts.see_end(ended("chief", EXIT_HOST_LOST))
+    assert [hosts.has_lost(name) for name in names] == [False, True, False]
+    assert hosts.see_end(ended("ps 0", EXIT_HOST_LOST))
+    assert not any(map(hosts.has_lost, names))
 
 
 def test_where_every_host_is_lost_each_is_tried_again() -> None:
     hosts = Hosts([Host(name="a", address="a", reach=("ssh", "a"))], python="", cwd="")
     assert hosts.of("ps 0").name == "a"
     assert not hosts.see_end(ended("ps 0", EXIT_HOST_LOST)) and hosts.of("ps 0").name == "a"
+    assert not hosts.has_lost("ps 0"), "nobody waits for it to move"
 
 
 def test_a_process_elsewhere_gets_its_own_files_and_nothing_of_the_launchers_environment(tmp_path: Path) -> None:
