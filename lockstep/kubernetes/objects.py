@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.kubernetes.spec import KubernetesSpec, pairs
+from lockstep.kubernetes.yaml_text import Verbatim
 
 Object = dict[str, Any]
 
@@ -134,7 +135,7 @@ def _server_pod(spec: KubernetesSpec, role: str) -> Object:
 
 
 def _worker_pod(spec: KubernetesSpec) -> Object:
-    told: Object = {"CHIEF": f"{hosts_of(spec)[0]}:{PORT}", "CLUSTER": spec.name, "NUM_WORKERS": str(spec.workers)}
+    told: Object = {"CHIEF": f"{hosts_of(spec)[0]}:{PORT}", "CLUSTER": spec.name, "NUM_WORKERS": _text(spec.workers)}
     told |= {"WORKER_INDEX": _INDEX, "TAKEOVER": "1", "TLS_CA": f"{_SECRETS}/ca.pem", "TOKEN_FILE": f"{_SECRETS}/token"}
     container = {
         "command": [*spec.command],
@@ -225,6 +226,11 @@ def _object(spec: KubernetesSpec, version: str, kind: str, name: str, settings: 
 def _labels(spec: KubernetesSpec, role: str = "") -> Object:
     common = {"app.kubernetes.io/name": "lockstep", "app.kubernetes.io/instance": spec.name}
     return {**common, "app.kubernetes.io/component": role} if role else common
+
+
+def _text(number: int | Verbatim) -> str:
+    """Returns a number as the text that a variable has."""
+    return Verbatim(f'"{number}"') if isinstance(number, Verbatim) else str(number)
 
 
 def _environment(told: Mapping[str, Any]) -> list[Object]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from lockstep.kubernetes.yaml_text import Verbatim
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import MAX_SHARDS
@@ -40,12 +41,12 @@ class KubernetesSpec:
     """A cluster on Kubernetes, with `command` as its workers. Raises InvalidSpec, which names the flag, for what makes none.
 
     A field has the name of its flag. `server_variables`, `chief_variables`: what these roles are told beside their places, by LOCKSTEP_*
-    variable. An empty text was not given. `kind`: "job", "jobset" or "trainjob".
+    variable. An empty text was not given. A `Verbatim` stands for what is not known yet. `kind`: "job", "jobset" or "trainjob".
     """
 
     command: Sequence[str]
     ps: int
-    workers: int
+    workers: int | Verbatim
     checkpoint_dir: str
     server_variables: Mapping[str, str]
     chief_variables: Mapping[str, str]

@@ -1,6 +1,6 @@
 """Objects of Kubernetes as YAML for people to read. Knows dicts, lists and scalars; no Kubernetes.
 
-A key that begins with # is a comment in front of the next key, and its value counts for nothing.
+A key that begins with # is a comment in front of the next key, and its value counts for nothing. A `Verbatim` is written as it is.
 """
 
 import json
@@ -11,6 +11,12 @@ from collections.abc import Sequence
 _PLAIN = re.compile(r"-{0,2}[A-Za-z/$][\w./$()*=@-]*(:[\w./-]+)*")
 _WORDS = re.compile(r"true|false|yes|no|on|off|null|y|n", re.IGNORECASE)
 _MAX_LINE = 100
+
+
+class Verbatim(str):
+    """A scalar that is YAML only once somebody has filled it in: an expression of a template."""
+
+    __slots__ = ()
 
 
 def yaml_of(documents: Sequence[object]) -> str:
@@ -45,6 +51,8 @@ def _flow(node: object) -> str:
         return f"{{{', '.join(f'{_flow(key)}: {_flow(value)}' for key, value in node.items())}}}"
     if isinstance(node, list):
         return f"[{', '.join(map(_flow, node))}]"
+    if isinstance(node, Verbatim):
+        return str(node)
     if isinstance(node, str) and _PLAIN.fullmatch(node) and not _WORDS.fullmatch(node):
         return node
     # What JSON has is YAML, but for characters outside of ASCII.

@@ -1,9 +1,9 @@
 """`lockstep k8s render`: writes manifests for a cluster on Kubernetes. Knows flags, the terminal and a file; makes no object."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
+from lockstep.kubernetes.chart import chart_of
 from lockstep.kubernetes.head import commands_of, head_of
 from lockstep.kubernetes.objects import objects_of
 from lockstep.kubernetes.spec import FLAGS, KubernetesSpec
@@ -17,8 +17,6 @@ from ps_protocol.process.options import CHIEF, NUM_PS, NUM_WORKERS, SERVER, UP, 
 
 # A pod has its page at a port of its own, and no directory for a history.
 _NOT_HERE = (options.PAGE, options.HISTORY, options.HISTORY_MAX_BYTES)
-# What stands for a value of a chart until the text is written: nobody's image or number of workers.
-_IMAGE, _WORKERS = "lockstep-chart/image:0", "1928374650"
 _FLAGS = (NUM_PS, NUM_WORKERS, *(option for option in options_of(CHIEF, UP) if option not in _NOT_HERE))
 
 
@@ -54,17 +52,10 @@ def run_k8s_render(arguments: argparse.Namespace) -> int:
 
 
 def _write_chart(spec: KubernetesSpec, place: Path) -> int:
-    told = {**spec.chief_variables, options.EXPECTED_WORKERS.variable: _WORKERS}
-    sample = replace(spec, image=_IMAGE, workers=int(_WORKERS), chief_variables=told)
-    text = yaml_of(objects_of(sample)).replace("{{", '{{"{{"}}')
-    for word, name in {_IMAGE: "image", _WORKERS: "workers"}.items():
-        text = text.replace(word, f"{{{{ .Values.{name} }}}}")
-    chart = {"apiVersion": "v2", "name": spec.name, "version": "0.1.0", "description": "A cluster of Lockstep"}
-    texts = {"Chart.yaml": yaml_of([chart]), "values.yaml": yaml_of([{"image": spec.image, "workers": spec.workers}])}
     try:
         (place / "templates").mkdir(parents=True, exist_ok=True)
-        for name, words in {**texts, "templates/cluster.yaml": text}.items():
-            (place / name).write_text(words, encoding="utf-8")
+        for name, text in chart_of(spec).items():
+            (place / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidSpec(f"--helm {place}: {error.strerror}; choose another directory") from error
     print(f"wrote {place}; now:\n\n{commands_of(spec, str(place), is_chart=True)}")

@@ -137,7 +137,7 @@ def test_a_chart_of_helm_is_what_is_rendered_for_its_values(kind: str, tmp_path:
     assert f"helm install job {tmp_path}\n" in ended.stdout and ended.stdout.endswith("helm uninstall job\n"), ended.stderr
     assert yaml.safe_load((tmp_path / "values.yaml").read_text()) == {"image": "registry/job:1", "workers": 4}
     assert {*yaml.safe_load((tmp_path / "Chart.yaml").read_text())} == {"apiVersion", "name", "version", "description"}
-    values = {".Values.image": "other:2", ".Values.workers": "7", '"{{"': "{{"}
+    values = {".Values.image": "other:2", ".Values.workers": "7", "`{{`": "{{"}
     template = (tmp_path / "templates" / "cluster.yaml").read_text()
     filled = re.sub(r"{{ ?(.*?) ?}}", lambda found: values[found[1]], template)
     assert [*yaml.safe_load_all(filled)] == rendered(f"--as {kind} --image other:2 --workers 7")
