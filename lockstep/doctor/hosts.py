@@ -1,11 +1,13 @@
-"""Checks of other hosts, by ssh or as an engine has them: whether each can run processes of a cluster."""
+"""Checks of other hosts, by ssh or as an engine has them: whether each can run processes of a cluster, and shares its checkpoints."""
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from lockstep.doctor.findings import Finding, fail, ok
 from lockstep.launcher.engines.engine import engine_of
-from lockstep.launcher.hosts import Hosts, parse_hosts
+from lockstep.launcher.hosts import Hosts, marked, parse_hosts
+from lockstep.launcher.spec import directory_of
 from lockstep.launcher.supervisor import Supervisor
 from ps_protocol.errors import InvalidSpec, Unavailable
 from ps_protocol.process import options
@@ -22,8 +24,15 @@ def host_findings(given: Given) -> Iterator[Finding]:
         yield fail("hosts", error.message, "`lockstep up` with the same flags would end with these words")
         return
     hosts = Hosts(found, python=given[options.HOST_PYTHON], cwd=given[options.HOST_DIR])
-    with Supervisor(log_directory=None, show_line=lambda name, line: None) as supervisor:
-        looks = [supervisor.start(look) for look in hosts.looks(private=supervisor.directory)]
+    place = directory_of(given[options.CHECKPOINT_DIR])
+    with ExitStack() as stack:
+        supervisor = stack.enter_context(Supervisor(log_directory=None, show_line=lambda name, line: None))
+        try:
+            marks = stack.enter_context(marked(() if place is None else (place,), mark=f".doctor-{supervisor.token}"))
+        except OSError as error:
+            yield fail("checkpoint-dir", f"cannot write to {place}: {error.strerror}", "make it, on storage that all hosts share")
+            return
+        looks = [supervisor.start(look) for look in hosts.looks(private=supervisor.directory, shared=marks)]
         supervisor.await_end(lambda: not any(one.is_running for one in looks), grace_s=_ANSWER_S)
         for look in looks:
             if look.is_running:
@@ -31,4 +40,5 @@ def host_findings(given: Given) -> Iterator[Finding]:
             elif look.returncode:
                 yield fail(look.name, look.last_words, "mend that; the words before the colon say where")
             else:
-                yield ok(look.name, "runs this version of Lockstep, and has the working directory")
+                shares = "" if place is None else f", and shares and writes {place}"
+                yield ok(look.name, f"runs this version of Lockstep, has the working directory{shares}")

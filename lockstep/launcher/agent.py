@@ -89,6 +89,11 @@ def _run(task: dict[str, Any], lines: Iterator[bytes], channel: Channel) -> int:
     for path in task["shared"]:
         if not os.path.exists(path):
             raise Refused(f"it does not see {path}, which the launcher has written; all hosts must share that directory, or give a URL")
+        try:
+            os.close(os.open(own := f"{path}-{task['host']}", os.O_CREAT | os.O_EXCL))
+            os.unlink(own)
+        except OSError as error:
+            raise Refused(f"it cannot write to {os.path.dirname(path)}: {error.strerror}; servers and chief write there") from error
     if not task["command"]:
         if missing := [name for name in ("grpc", "numpy") if importlib.util.find_spec(name) is None]:
             raise Refused(f"its Python, {sys.executable}, has no {' and no '.join(missing)}; install lockstep-ps there by pip")

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lockstep.launcher.gpus import Gpus, gpus_here
-from lockstep.launcher.hosts import Hosts
+from lockstep.launcher.hosts import Hosts, marked
 from lockstep.launcher.remote import EXIT_HOST_LOST
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import (
@@ -168,18 +168,13 @@ class LaunchedCluster:
         return spec
 
     def _look_at_hosts(self) -> None:
-        """Raises LaunchFailed unless every host can run processes of the cluster and sees what it must share."""
+        """Raises LaunchFailed unless every host can run processes of the cluster, and sees and writes what all share."""
         if self._hosts is None:
             return
-        marks = [path / f".{self.name}-{self._supervisor.token}" for path in (self.spec.directory, self.spec.history) if path is not None]
-        for mark in marks:
-            mark.touch()
-        try:
+        directories = [path for path in (self.spec.directory, self.spec.history) if path is not None]
+        with marked(directories, mark=f".{self.name}-{self._supervisor.token}") as marks:
             looks = [self._supervisor.start(look) for look in self._hosts.looks(private=self._supervisor.directory, shared=marks)]
             self._await(lambda: not any(one.is_running for one in looks), what="the hosts answer", process=looks[0])
-        finally:
-            for mark in marks:
-                mark.unlink(missing_ok=True)
         if failed := [one for one in looks if one.returncode]:
             raise LaunchFailed(failed[0].last_words, exit_code=ExitCode.USAGE)
 

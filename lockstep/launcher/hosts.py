@@ -7,7 +7,8 @@ import base64
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     if twice := {host.name for host in hosts if [other.name for other in hosts].count(host.name) > 1}:
         raise InvalidSpec(f"--hosts: {min(twice)} occurs twice")
     return tuple(hosts)
+
+
+@contextmanager
+def marked(directories: Iterable[Path], *, mark: str) -> Iterator[list[Path]]:
+    """Leaves a file in each of these directories within the block: a host that does not see it has another directory of that name."""
+    with ExitStack() as stack:
+        paths = [directory / mark for directory in directories]
+        for path in paths:
+            stack.callback(path.unlink, missing_ok=True)
+            path.touch()
+        yield paths
 
 
 class Hosts:
@@ -108,7 +120,7 @@ class Hosts:
         """Returns the local process that stands for `spec` on a host. Without a command it only asks whether others could run there.
 
         `private`: the launcher's private directory. `files`: names there that the host gets; `returns`: names there that the host gives.
-        `shared`: paths that the host must see, since the launcher has made them.
+        `shared`: files that the host must see, since the launcher has made them, and write others beside.
         """
         task = {
             "host": host.name,

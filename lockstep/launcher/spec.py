@@ -91,12 +91,7 @@ class ClusterSpec:
     @property
     def directory(self) -> Path | None:
         """The local directory of the checkpoints, as the roles interpret its name; None: they are not in a local directory."""
-        if self.has_checkpoints and "://" not in self.checkpoint_dir:
-            return Path(self.checkpoint_dir).expanduser()
-        parts = urlsplit(self.checkpoint_dir)
-        # The roles refuse a URL that names another host.
-        is_here = parts.scheme == "file" and parts.netloc in ("", "localhost") and bool(parts.path)
-        return Path(unquote(parts.path)).expanduser() if is_here else None
+        return directory_of(self.checkpoint_dir)
 
     @property
     def num_workers_needed(self) -> int:
@@ -108,6 +103,16 @@ class ClusterSpec:
         """A description of the contributions that a step needs."""
         needs = f"a step needs {self.num_required}" if self.policy.has_common_steps else "every contribution is a step"
         return needs if self.policy.text == "sync" else f"policy {self.policy.text}: {needs}"
+
+
+def directory_of(place: str) -> Path | None:
+    """Returns the local directory of checkpoints, as roles interpret its name; None: they are in none."""
+    if place and "://" not in place:
+        return Path(place).expanduser()
+    parts = urlsplit(place)
+    # The roles refuse a URL that names another host.
+    is_here = parts.scheme == "file" and parts.netloc in ("", "localhost") and bool(parts.path)
+    return Path(unquote(parts.path)).expanduser() if is_here else None
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, object]:

@@ -30,7 +30,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chief", default=argparse.SUPPRESS, metavar="ADDRESS", help="as HOST:PORT [LOCKSTEP_CHIEF]")
     options.add_options(parser, [one for one in options.options_of(options.CALLER) if one is not options.CHIEF_ADDRESS])
-    options.add_options(parser, [options.HOSTS, options.ENGINE, options.HOST_PYTHON, options.HOST_DIR])
+    options.add_options(parser, [options.HOSTS, options.ENGINE, options.HOST_PYTHON, options.HOST_DIR, options.CHECKPOINT_DIR])
 
 
 def run_doctor(arguments: argparse.Namespace) -> Answer:

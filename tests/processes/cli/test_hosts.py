@@ -138,6 +138,24 @@ def test_doctor_asks_each_host_whether_it_can_run_a_cluster(hosts: Path) -> None
     assert ended.returncode == 1 and "this is no job of Slurm; ask for one" in ended.stdout, ended.stdout
 
 
+def test_doctor_and_up_say_which_host_has_another_directory_for_checkpoints_or_cannot_write_there(hosts: Path) -> None:
+    place = hosts / "kept"
+    flags = ("--hosts", "a=127.0.0.1", "--checkpoint-dir", str(place))
+    missing = lockstep("doctor", *flags)
+    assert missing.returncode == 1 and f"cannot write to {place}: No such file or directory" in missing.stdout, missing.stdout
+    place.mkdir()
+    assert f"shares and writes {place}" in lockstep("doctor", *flags).stdout
+    for before, words in {
+        f"rm {place}/.doctor-*": f"does not see {place}",  # as on a host where another directory has this name
+        f"mkdir $(echo {place}/.doctor-*)-a": f"cannot write to {place}: File exists; servers and chief write there",
+    }.items():
+        (hosts / "python").write_text(f'#!/bin/sh\n{before}\nexec {sys.executable} "$@"\n')
+        (hosts / "python").chmod(0o755)
+        found = lockstep("doctor", *flags, "--host-python", str(hosts / "python"))
+        assert found.returncode == 1 and words in found.stdout, found.stdout
+    assert [one.name[-2:] for one in place.iterdir()] == ["-a"], "nothing of the doctor's is left"
+
+
 def test_ctrl_c_ends_all_hosts_with_a_checkpoint_and_a_killed_launcher_leaves_nothing_there(hosts: Path) -> None:
     place = hosts / "checkpoints"
     flags = ("--hosts", ADDRESSES, "--workers", "2", "--checkpoint-dir", str(place))
