@@ -14,13 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import lockstep
+from lockstep.launcher.gpus import VISIBLE, gpus_here
 from lockstep.launcher.remote import BEAT_S, HEAD, MARK
 from lockstep.launcher.supervisor import Interrupted, Process, ProcessSpec, Supervisor
 from ps_protocol.security.tokens import write_secret
@@ -132,7 +133,17 @@ def _spec(task: dict[str, Any], directory: Path) -> ProcessSpec:
 
     command = [sys.executable if word == task["python"] else here(word) for word in task["command"]]
     environment = {name: None if text is None else here(text) for name, text in task["environment"].items()}
+    if (numbers := environment.get(VISIBLE)) and (gpus := gpus_here(os.environ)):
+        environment[VISIBLE] = _gpus(task["name"], numbers.split(","), gpus)
     return ProcessSpec(name=task["name"], command=command, environment=environment)
+
+
+def _gpus(name: str, numbers: Sequence[str], gpus: Sequence[str]) -> str:
+    """Returns the names of a worker's GPUs, which the launcher has numbered without knowing them."""
+    wanted = [int(number) for number in numbers if number.isdecimal()]
+    if any(number >= len(gpus) for number in wanted):
+        raise Refused(f"{name} needs {max(wanted) + 1} GPUs here with the workers before it, and there are {len(gpus)}")
+    return ",".join(gpus[int(number)] if number.isdecimal() else number for number in numbers)
 
 
 class Files:

@@ -30,12 +30,14 @@ _HERE = Path(__file__).parent
 class Host:
     """A machine that processes run on. `address`: where the other hosts reach it. `reach`: the command that has a shell there run a text.
 
-    `orphaned`: the command that is run there if the launcher is lost, once its processes have ended; empty: none.
+    `hidden`: variables that this command must not see. `orphaned`: the command that is run there if the launcher is lost, once its
+    processes have ended; empty: none.
     """
 
     name: str
     address: str
     reach: tuple[str, ...]
+    hidden: tuple[str, ...] = ()
     orphaned: tuple[str, ...] = ()
 
 
@@ -140,7 +142,9 @@ class Hosts:
         }
         path = self.task_of(spec.name, private=private)
         write_secret(path, json.dumps(task))
-        return replace(spec, command=[sys.executable, "-I", "-S", str(_HERE / "remote.py"), str(path)], environment={})
+        return replace(
+            spec, command=[sys.executable, "-I", "-S", str(_HERE / "remote.py"), str(path)], environment=dict.fromkeys(host.hidden)
+        )
 
     @staticmethod
     def task_of(name: str, *, private: Path) -> Path:

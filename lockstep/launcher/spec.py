@@ -55,7 +55,7 @@ class ClusterSpec:
         self.num_ps = given[options.NUM_PS] or 1
         self.num_backups = given[options.BACKUP_WORKERS] or 0
         self.min_replicas = given[options.MIN_REPLICAS]
-        self.worker_gpus = given[options.WORKER_GPUS]
+        self.worker_gpus = given[options.WORKER_GPUS] or (self.engine.worker_gpus if self.engine is not None else 0)
         self.is_tcp = given[options.TCP]
         self.host_python, self.host_dir, self.host_env = given[options.HOST_PYTHON], given[options.HOST_DIR], given[options.HOST_ENV]
         # The chief runs in the process of ps 0.

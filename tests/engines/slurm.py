@@ -43,6 +43,7 @@ SlurmdTimeout=15
 KillWait=10
 MinJobAge=300
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=200000
+GresTypes=gpu
 {nodes}
 PartitionName=all Nodes=h[1-{num_nodes}] Default=YES MaxTime=INFINITE State=UP
 """
@@ -73,13 +74,13 @@ class Slurm:
             (state / name).mkdir()
         (state / "munge.key").write_bytes(os.urandom(128))
         (state / "munge.key").chmod(0o400)
-        lines = [
-            f"NodeName={name} NodeHostname={name} NodeAddr={self.net.address(name)} Port=17000 CPUs={_CPUS} RealMemory=4000 State=UNKNOWN"
-            for name in nodes
-        ]
+        has = f"Port=17000 CPUs={_CPUS} RealMemory=4000 Gres=gpu:2 State=UNKNOWN"
+        lines = [f"NodeName={name} NodeHostname={name} NodeAddr={self.net.address(name)} {has}" for name in nodes]
         host, gateway = os.uname().nodename.partition(".")[0], self.net.gateway
         text = _CONFIG.format(host=host, gateway=gateway, state=state, nodes="\n".join(lines), num_nodes=len(nodes))
         (state / "slurm.conf").write_text(text)
+        # No GPUs, but Slurm counts them: it says which of them a step has, by the order of their devices.
+        (state / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
         files = [f"--{kind}={state / f'munge.{kind}'}" for kind in ("socket", "pid-file", "log-file", "seed-file")]
         self._begin(stack, ["munged", "--foreground", "--force", f"--key-file={state / 'munge.key'}", *files])
         wait_until((state / "munge.socket").exists, what="munged serves")

@@ -140,6 +140,7 @@ def test_flags_exist() -> None:
     known = {flag for text in _helps().values() for flag in re.findall(r"--[a-z][a-z-]+", text)}
     sbatch = {"--nodes", "--ntasks-per-node", "--no-kill", "--requeue", "--open-mode", "--signal", "--partition", "--time"}
     foreign = sbatch | {
+        "--gpus-per-task",
         "--nproc-per-node",
         "--nnodes",
         "--help-all",

@@ -23,14 +23,15 @@ _PARTS = {
 class Engine:
     """The job of an engine, as a process in it finds it. `hosts`: its machines, of which the first has the chief.
 
-    `num_workers`: how many the user has asked the engine for; 0: it does not say. `is_launcher`: False where the engine has started this
-    command several times, and this one leaves the work to another. `starts_workers`: it has started the programs itself, and the
-    launcher's workers only stand for them. `run_again`: has it run the job again, which it is about to end, and may not return;
-    `again_words`: what then follows. `held`: what ends with the launcher.
+    `num_workers`, `worker_gpus`: how many workers, and GPUs of each, the user has asked the engine for; 0: it does not say. `is_launcher`:
+    False where the engine has started this command several times, and this one leaves the work to another. `starts_workers`: it has started
+    the programs itself, and the launcher's workers only stand for them. `run_again`: has it run the job again, which it is about to end,
+    and may not return; `again_words`: what then follows. `held`: what ends with the launcher.
     """
 
     hosts: tuple[Host, ...]
     num_workers: int = 0
+    worker_gpus: int = 0
     is_launcher: bool = True
     starts_workers: bool = False
     run_again: Callable[[], object] = lambda: None

@@ -6,7 +6,8 @@ Works in the script of a job, in `salloc`, and as the program of one `srun`, who
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 from lockstep.launcher.engines.engine import Engine
 from lockstep.launcher.hosts import Host
@@ -15,6 +16,8 @@ from ps_protocol.errors import InvalidSpec
 # A step beside the others, on all that the job has of a node: the job belongs to one cluster, which shares the processors.
 _STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--job-name=lockstep")
 _UNBOUND = "--cpu-bind=none"
+# GPUs of each worker. Slurm would give each step as many, the first ones of its node, also where those are another worker's.
+_GPUS = "SLURM_GPUS_PER_TASK"
 _ANSWER_S = 30.0
 # Slurm keeps a job whose script was lost with its node, if the job may lose nodes (--no-kill). Where the script has ended, so has the job.
 _ORPHANED = "sleep 15; scontrol show job {job} | grep -q JobState=RUNNING && scontrol requeue {job}"
@@ -30,22 +33,37 @@ def engine(environment: Mapping[str, str]) -> Engine:
     # A batch script is a step, too, with one task.
     task = int(environment.get("SLURM_PROCID") or 0)
     num_workers = int(environment.get("SLURM_NTASKS") or environment.get("SLURM_JOB_NUM_NODES") or 0)
+    worker_gpus = int(environment.get(_GPUS, "0").rpartition(":")[2])  # it may have a type: a100:2
+    tasks = _tasks(environment.get("SLURM_TASKS_PER_NODE", "")) if worker_gpus else []
     return Engine(
-        hosts=_hosts(job, nodes) if task == 0 else (),
+        hosts=_hosts(job, nodes, [worker_gpus * number for number in tasks]) if task == 0 else (),
         num_workers=num_workers,
+        worker_gpus=worker_gpus,
         is_launcher=task == 0,
         run_again=lambda: _output("scontrol", "requeue", job),
         again_words=f"job {job} goes into the queue again, and will continue from its newest checkpoint",
     )
 
 
-def _hosts(job: str, nodes: str) -> tuple[Host, ...]:
+def _hosts(job: str, nodes: str, gpus: Sequence[int]) -> tuple[Host, ...]:
+    """Returns the nodes of a job. `gpus`: how many the job has of each, if it has asked for some for each task."""
     # Where nothing binds steps to processors, srun warns of being asked not to.
     binds = re.search(r"^TaskPlugin\s*=\s*(task/none|\(null\))", _output("scontrol", "show", "config"), re.MULTILINE) is None
     step = (*_STEP, _UNBOUND) if binds else _STEP
-    names = _output("scontrol", "show", "hostnames", nodes).split()
     orphaned = ("sh", "-c", _ORPHANED.format(job=job))
-    return tuple(Host(name=name, address=name, reach=(*step, f"--nodelist={name}", "sh", "-c"), orphaned=orphaned) for name in names)
+    hosts = []
+    for name, number in zip_longest(_output("scontrol", "show", "hostnames", nodes).split(), gpus):
+        has = (f"--gpus-per-node={number}",) if number else ()
+        hosts.append(
+            Host(name=name, address=name, reach=(*step, *has, f"--nodelist={name}", "sh", "-c"), hidden=(_GPUS,), orphaned=orphaned)
+        )
+    return tuple(hosts)
+
+
+def _tasks(text: str) -> list[int]:
+    """Returns how many tasks each node has, by a text such as 2(x3),1."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(number) for number, times in found for _ in range(int(times or 1))]
 
 
 def _output(*command: str) -> str:

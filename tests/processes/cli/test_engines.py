@@ -20,9 +20,10 @@ pytest.importorskip("cryptography", reason="several hosts need certificates, whi
 pytestmark = pytest.mark.timeout(150)
 
 SRUN = """#!/bin/sh
-for word in "$@"; do case $word in --nodelist=*) node=${word#--nodelist=};; esac; done
+for word in "$@"; do case $word in --nodelist=*) node=${word#--nodelist=};; --gpus-per-node=*) GPUS_OF=${word#*=};; esac; done
 while [ "$1" != sh ]; do shift; done
-ON_NODE=$node exec "$@"
+case "$GPUS_OF:$SLURM_GPUS_PER_TASK" in :|2:) ;; *) echo "srun: this step has the first GPU, and not $GPUS_OF"; exit 1 ;; esac
+ON_NODE=$node CUDA_VISIBLE_DEVICES=4,5 exec "$@"
 """
 SCONTROL = """#!/bin/sh
 case "$*" in
@@ -56,6 +57,23 @@ def test_a_job_trains_on_its_nodes_with_a_worker_for_each_task_and_in_its_enviro
     assert code == 0, out
     assert [out.count(f"on {name} with 7") for name in ("127.0.0.1", "localhost")] == [2, 1]
     assert out.count("value -10.0") == 3 and "[lockstep] training finished" in out and "Traceback" not in out
+
+
+def test_each_worker_has_the_gpus_that_a_job_has_asked_for_its_task_of_those_that_its_node_has_given(job: Path) -> None:
+    shown = f'import os; print("GPUs", os.environ["CUDA_VISIBLE_DEVICES"], "on", os.environ["ON_NODE"], flush=True)\n{TRAIN}'
+    code, out = run_up(
+        "--engine",
+        "slurm",
+        "--max-steps",
+        "5",
+        worker=shown,
+        run_dir=job / "run",
+        SLURM_GPUS_PER_TASK="a100:1",
+        SLURM_TASKS_PER_NODE="2(x2)",
+    )
+    assert code == 0 and all(f"GPUs {words}\n" in out for words in ("4 on 127.0.0.1", "5 on 127.0.0.1", "4 on localhost")), out
+    code, out = run_up("--engine", "slurm", "--worker-gpus", "2", worker=shown, run_dir=job / "run")
+    assert code and "host 127.0.0.1: worker 2 needs 4 GPUs here with the workers before it, and there are 2" in out, out
 
 
 def test_a_job_whose_time_is_up_saves_and_is_queued_again_but_without_checkpoints_it_is_not(job: Path) -> None:
