@@ -1,6 +1,7 @@
 """Open MPI, whose ranks are workers of one cluster: mpirun itself runs on the first host, as on a login node that takes part."""
 
 import shutil
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +34,19 @@ class Mpi:
         command = self._hosts.net.on("h1", *mpirun, *network, *program)
         self._command = Command(command, {**self._hosts.environment, "LOCKSTEP_UP": up}, self._directory, self._stack)
         return self._command.run
+
+    def run_printed(self, command: str, *, out: Path) -> int:
+        """Runs a command of the pages for the hosts a and b on the first host, in the directory, and returns its exit code."""
+        for name, host in zip("ab", self._hosts.net.names, strict=True):
+            command = command.replace(f"{name}:", f"{self._hosts.net.address(host)}:")
+        shell = {"plm_rsh_agent": f"ssh -F {self._directory / 'client'}", "oob_tcp_if_include": "10.77.0.0/24"}
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment = {**self._hosts.environment, **{f"OMPI_MCA_{name}": text for name, text in shell.items()}, **root}
+        words = self._hosts.net.on("h1", "sh", "-c", command.replace("python ", f"{sys.executable} "))
+        with out.open("wb") as sink:
+            process = subprocess.Popen(words, cwd=self._directory, env=environment, stdout=sink, stderr=sink)
+            self._stack.callback(process.kill)
+            return process.wait(150)
 
     def run_again(self) -> None:
         assert self._command.run.await_end() != 0
