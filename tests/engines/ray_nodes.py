@@ -109,7 +109,7 @@ def ray_cluster(count: int) -> Iterator[Any]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **common})
     try:
         for _ in range(count):
-            cluster.add_node(num_cpus=2, **common)
+            cluster.add_node(num_cpus=2, num_gpus=2, **common)  # GPUs that Ray counts, and nobody has
         cluster.wait_for_nodes()
         yield cluster
     finally:

@@ -15,6 +15,9 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: `make test-engines ENGINE=ray` has it")
 
 from tests.engines.ray_nodes import left_on_nodes, ray_cluster
+from tests.engines.ssh import LOCKSTEP
+from tests.support.processes.commands import TRAIN
+from tests.support.repository import ROOT, printed
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -103,12 +106,36 @@ def test_what_a_function_raises_is_raised_by_the_driver(ray_of_three: Any, tmp_p
     assert_nothing_is_left()
 
 
+def test_the_documented_call_and_command_train_with_a_gpu_for_each_worker(ray_of_three: Any, tmp_path: Path) -> None:
+    train = """
+        import lockstep.ray
+
+        def train():
+            import os, lockstep, numpy as np
+            with lockstep.connect() as session:
+                session.create_or_join({"w": np.zeros(4)}, optimizer=lockstep.sgd(0.5))
+                while session.global_step < 20:
+                    session.step({"w": np.ones(4)})
+                return len(os.environ["CUDA_VISIBLE_DEVICES"])
+
+        """
+    ended = run(ray_of_three, tmp_path, f"{train}{printed('lockstep.ray.up(').strip()}\n        print('results', results)")
+    assert ended.returncode == 0 and "results [1, 1, 1, 1]" in ended.stdout, ended.stdout
+    (tmp_path / "train.py").write_text(TRAIN)
+    (command,) = re.findall(r"`(lockstep up --engine ray [^`]*)`", (ROOT / "docs/how-to/running.md").read_text())
+    words = command.replace("lockstep", LOCKSTEP, 1).replace("--workers 4", "--workers 4 --max-steps 20").split()
+    environment = {**os.environ, "RAY_ADDRESS": ray_of_three.address}
+    again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0 and again.stdout.count("value -10.0") == 4, again.stdout + again.stderr
+    assert_nothing_is_left()
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         ("lockstep.ray.up(3, num_workers=2)", "train: got a int, want a function"),
         ("lockstep.ray.up(print, num_workers=0)", "num_workers = 0, want at least 1"),
-        ("lockstep.ray.up(print, num_workers=1, resources_per_worker={'num_gpus': 1})", "no node of Ray has processors, or GPUs if"),
+        ("lockstep.ray.up(print, num_workers=1, resources_per_worker={'num_gpus': 9})", "no node of Ray has processors, or GPUs if"),
         ("lockstep.ray.up(print, num_workers=1, flags='--max-step 5')", "ended with exit code 2: .*--max-step"),
         ("lockstep.ray.up(lambda: open('/nowhere'), num_workers=1)", "No such file or directory: '/nowhere'"),
     ],
