@@ -1,0 +1,77 @@
+"""Keys of tables that have no size: any 64-bit integer. How they are spread over parameter servers. Knows no server.
+
+A key is *spread*: turned into another integer by a bijection whose result looks random, also for keys that count up. Spread keys travel and
+lie on servers; programs and files have keys as they were given. The highest 16 bits of a spread key are its bucket. A keyed table is cut
+into ranges of buckets, as another is cut into ranges of rows; sorted, the spread keys of a range lie side by side.
+
+Source of the bijection: the finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.errors import InvalidSpec
+
+NUM_BUCKETS = 1 << 16
+
+_SHIFT = 48
+_FIRST = NUM_BUCKETS // 2  # keys are signed: bucket 0 has the lowest of them
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_INVERSES = np.uint64(0x96DE1B173F119089), np.uint64(0x319642B2D24D8EC3)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+
+Keys = npt.NDArray[np.int64]
+
+
+def spread(keys: npt.NDArray[Any]) -> Keys:
+    """Returns the spread keys of int64 or uint64 keys, in the same shape."""
+    words = keys.view(np.uint64) + _GAMMA
+    mix(words)
+    return words.view(np.int64)
+
+
+def gathered(spread_keys: Keys) -> Keys:
+    """Returns the keys whose spread keys these are, as int64."""
+    words = spread_keys.view(np.uint64) ^ (spread_keys.view(np.uint64) >> _SHIFTS[2])
+    words ^= words >> np.uint64(62)
+    words *= _INVERSES[1]
+    words ^= words >> _SHIFTS[1]
+    words ^= words >> np.uint64(54)
+    words *= _INVERSES[0]
+    words ^= words >> _SHIFTS[0]
+    words ^= words >> np.uint64(60)
+    words -= _GAMMA
+    return words.view(np.int64)
+
+
+def mix(words: npt.NDArray[np.uint64]) -> None:
+    """Replaces 64-bit words by others, in place, of which each bit depends on all bits."""
+    scratch = words >> _SHIFTS[0]
+    for factor, shift in zip(_FACTORS, _SHIFTS[1:], strict=True):
+        words ^= scratch
+        words *= factor
+        np.right_shift(words, shift, out=scratch)
+    words ^= scratch
+
+
+def key_range(start: int, stop: int) -> tuple[int, int]:
+    """Returns the least and the greatest spread key of the buckets from `start` up to `stop`, which are at least one."""
+    return (start - _FIRST) << _SHIFT, ((stop - _FIRST) << _SHIFT) - 1
+
+
+def text_keys(texts: Iterable[str]) -> Keys:
+    """Returns a 64-bit key for each text: the first 8 bytes of BLAKE2b of its UTF-8, little-endian, as int64.
+
+    Among n texts two have one key with a probability of about n²/2⁶⁵: one in four million for three million texts.
+    """
+    digests = []
+    for text in [texts] if isinstance(texts, str) else texts:
+        if not isinstance(text, str):
+            raise InvalidSpec(f"text_keys: got a {type(text).__name__}, want a str; integers are keys as they are")
+        digests.append(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+    return np.frombuffer(b"".join(digests), "<i8").astype(np.int64)
