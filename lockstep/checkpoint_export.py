@@ -16,6 +16,7 @@ from ps_protocol.checkpoint.catalog import max_tensors_of
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorEntry, TensorFileReader, encode_header, open_file, tensor_name
 from ps_protocol.errors import DataLoss, InvalidSpec
+from ps_protocol.model.keys import KEYS_PART
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import Placement
@@ -54,6 +55,7 @@ def export(
     `has_slots`: also writes the optimizers' slots and the averages, for example as "w@velocity", and to a .safetensors file what is needed
     to make the checkpoint again (`ORIGIN`). Holds at most one slice in memory. A .npz file takes twice its size on disk while it is
     written, and stores bfloat16 as float32, because NumPy has no bfloat16. An existing file is replaced once the new one is complete.
+    A table with keys has the rows of all slices one after the other, and their keys as another tensor, for example "users@row keys".
     `on_read` is called with the number of bytes each time some of the checkpoint have been read. Raises InvalidSpec, DataLoss if the
     checkpoint is damaged, and OSError.
     """
@@ -93,12 +95,18 @@ def _joined(
             end = offset + tensor.array.nbytes
             arrays[tensor.name] = memory[offset:end].view(tensor.array.dtype).reshape(tensor.array.shape)
             offset = end
-        parts = parts_of(checkpoint.placement)
+        parts, num_rows = parts_of(checkpoint.placement), dict.fromkeys(arrays, 0)
         for file in checkpoint.files:
             with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard), on_read=on_read) as reader:
                 for entry in reader:
                     part = parts(entry.name)
-                    if part is not None and part.whole_name in arrays:
+                    if part is None or part.whole_name not in arrays:
+                        continue
+                    if part.piece.variable.is_keyed:
+                        start = num_rows[part.whole_name]
+                        num_rows[part.whole_name] += entry.shape[0]
+                        reader.read_into(arrays[part.whole_name][start : num_rows[part.whole_name]])
+                    else:
                         _copy(reader, entry, part.piece, arrays[part.whole_name])
         memory.flush()
         yield path, arrays
@@ -114,11 +122,15 @@ def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bo
             shards.append({"metadata": dict(reader.metadata), "tensors": [entry.name for entry in reader.tensors]})
             for entry in reader.tensors:
                 part = parts(entry.name)
-                if part is None or (part.part and not has_slots):
+                if part is None or (part.part not in ("", KEYS_PART) and not has_slots):
                     continue
-                if entry.shape != part.piece.shape:
+                is_keyed = part.piece.variable.is_keyed
+                if entry.shape != part.piece.shape and not is_keyed:
                     raise DataLoss(f"{checkpoint.tag}/{file.name}: tensor {entry.name!r} has shape {entry.shape}, want {part.piece.shape}")
                 shape = part.piece.variable.shape
+                if is_keyed:
+                    before = wholes.pop(part.whole_name, None)
+                    shape = (entry.shape[0] + (0 if before is None else before.shape[0]), *entry.shape[1:])
                 stop = math.prod(shape) * entry.dtype.itemsize
                 whole = TensorEntry(name=part.whole_name, code=entry.code, shape=shape, start=0, stop=stop)
                 if wholes.setdefault(part.whole_name, whole) != whole:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ps_protocol.errors import PsError
+from ps_protocol.model.keys import text_keys
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec
@@ -162,6 +163,7 @@ __all__ = [
     "sgd",
     "ssp_policy",
     "sync_policy",
+    "text_keys",
     "top_k",
     "uniform_initializer",
     "unit_norm",

@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep.audit.facts import Facts, ShardLife
 from ps_protocol.errors import PsError
+from ps_protocol.model.keys import KEYS_PART
 from ps_protocol.model.layout import Segments, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -20,16 +21,30 @@ from ps_protocol.roles.history import Applied, Configured, Created, StateKept
 from ps_protocol.roles.shard import ApplyRequest, HiddenState, OptimizerPowers, ShardSettings, ShardSpec
 from ps_server.model.shard_model import ShardModel
 from ps_server.numbers.memory import MemoryBudget
+from ps_server.numbers.tables import Table
 
 Wanted = tuple[int, int]
 
 
 @light_dataclass(slots=True)
 class _Snapshot:
-    """All variables, slots and averages of a cluster at one step, whole, by name and part; and each shard's hidden state."""
+    """All variables, slots and averages of a cluster at one step, whole, by name and part; and each shard's hidden state.
+
+    `rows`: the parts of keyed tables, by shard, each with its slice.
+    """
 
     arrays: dict[tuple[str, str], Array] = field(default_factory=dict)
     states: dict[int, HiddenState] = field(default_factory=dict)
+    rows: dict[int, list[tuple[VariableSlice, dict[str, Array]]]] = field(default_factory=dict)
+
+    def rows_for(self, table: Table, shard: int) -> None:
+        """Gives a shard's keyed table its rows, in the order in which it reads them from a checkpoint."""
+        for _, saved in sorted(self.rows.items(), key=lambda item: (item[0] != shard, item[0])):
+            for piece, parts in saved:
+                if piece.variable.name == table.piece.variable.name:
+                    first, chosen = table.extend(parts[KEYS_PART])
+                    for name in parts.keys() - {KEYS_PART}:
+                        table.memory_of(name)[first : first + chosen.size] = parts[name][chosen]
 
     def state_of(self, shard: int) -> HiddenState:
         """Returns a shard's hidden state, with the powers of optimizers that only other shards had."""
@@ -146,6 +161,8 @@ class _Replica:
             whole = snapshot.arrays.get((tensor.piece.variable.name, tensor.part))
             if whole is not None:
                 np.copyto(tensor.memory, whole[_box(tensor.piece)])
+        for table in model.keyed_tables:
+            snapshot.rows_for(table, self._life.shard)
         model.publish_restored(snapshot.state_of(self._life.shard), settings)
 
     def _meet(self, result: Recomputed, state: StateKept, content: Array) -> str | None:
@@ -157,8 +174,8 @@ class _Replica:
             result.skipped.append(f"{self._who} begins with step {step} of epoch {state.from_epoch}, which is not in this history")
         if self._model is None:
             model = self._new_model(state.spec)
-            Segments([tensor.content for tensor in model.begin_restore()]).copy_from(Segments([np.array(content)]))
             hidden = state.hidden
+            _fill(model, np.array(content), hidden)
             model.publish_restored(hidden, state.settings)
         elif b"".join(tensor.content.data for tensor in self._model.snapshot().tensors()) != content.tobytes():
             return "it was restored to other values than it had" if state.from_epoch is not None else "it kept other values than it had"
@@ -198,11 +215,31 @@ class _Replica:
             return
         snapshot = self._snapshots.setdefault(key, _Snapshot())
         now = model.snapshot()
+        snapshot.rows[self._life.shard] = [
+            (table.piece, {name: part.copy() for name, part in table.parts.items()}) for table in model.keyed_tables
+        ]
         for tensor in now.tensors():
             variable = tensor.piece.variable
+            if variable.is_keyed:
+                continue
             whole = snapshot.arrays.setdefault((variable.name, tensor.part), np.zeros(variable.shape, tensor.memory.dtype))
             whole[_box(tensor.piece)] = tensor.memory
         snapshot.states[self._life.shard] = now.hidden
+
+
+def _fill(model: ShardModel, content: Array, hidden: HiddenState) -> None:
+    """Fills a new model with the bytes of all tensors of a state, in their order."""
+    tensors, counts = model.begin_restore(), iter(hidden.table_rows)
+    pieces = [tensor.content for tensor in tensors if not tensor.piece.variable.is_sparse]
+    for table in model.tables:
+        parts = table.parts
+        if table.index is not None:
+            start = sum(piece.nbytes for piece in pieces)
+            keys = content[start : start + next(counts, 0) * table.index.keys.itemsize].copy().view(table.index.keys.dtype)
+            table.extend(keys)
+            parts = table.parts
+        pieces += [part.reshape(-1).view(np.uint8) for part in parts.values()]
+    Segments(pieces).copy_from(Segments([content]))
 
 
 def _digest(model: ShardModel) -> str:

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from ps_protocol.errors import InvalidSpec
 
 NUM_BUCKETS = 1 << 16
+# The part of a keyed table in a checkpoint that has its keys; no slot of an optimizer has this name, which is none in a formula.
+KEYS_PART = "row keys"
 
 _SHIFT = 48
 _FIRST = NUM_BUCKETS // 2  # keys are signed: bucket 0 has the lowest of them

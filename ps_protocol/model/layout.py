@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, NonFiniteGradient, TruncatedStream
+from ps_protocol.model.keys import key_range
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array, DataType, VariableSpec
@@ -162,12 +163,23 @@ class VariableSlice:
     @property
     def row_bytes(self) -> int:
         """Bytes of one unit along `axis`."""
-        return self.variable.nbytes // self.extent if self.extent else 0
+        whole, axis = self.variable.shape, self.axis
+        return math.prod((*whole[:axis], *whole[axis + 1 :])) * self.variable.data_type.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the part."""
-        return (self.stop - self.start) * self.row_bytes
+        """Bytes of the part; of a keyed table, which begins without rows, none."""
+        return 0 if self.variable.is_keyed else (self.stop - self.start) * self.row_bytes
+
+    @property
+    def first_index(self) -> int:
+        """What is subtracted from the index of a row of the whole table where rows of the part are pushed and read."""
+        return 0 if self.variable.is_keyed else self.start
+
+    @property
+    def index_range(self) -> tuple[int, int]:
+        """The least and the greatest index that a row of the part has in the whole table: a number, or a spread key."""
+        return key_range(self.start, self.stop) if self.variable.is_keyed else (self.start, self.stop - 1)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +275,9 @@ def _rule_key(piece: VariableSlice) -> str:
 
 def _hash_of(slices: Sequence[VariableSlice]) -> str:
     rows = [
-        [s.variable.name, s.variable.data_type.value, s.variable.shape, s.axis, s.start, s.stop, s.variable.is_sparse, _rule_key(s)]
+        [v.name, v.data_type.value, v.shape, s.axis, s.start, s.stop, v.is_sparse, v.keys.value, _rule_key(s)]
         for s in slices
+        for v in (s.variable,)
     ]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 

@@ -15,7 +15,7 @@ from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import PHASE, RATE, OptimizerSpec, StepHyperparameter
 from ps_protocol.model.shown import shown
-from ps_protocol.model.variables import MAX_VARIABLES, DataType, Partition, VariableSpec
+from ps_protocol.model.variables import MAX_VARIABLES, Partition, VariableSpec
 
 # Moving averages of variables, as the servers keep them: which, and by what decay.
 #
@@ -385,6 +385,9 @@ def place(model: ModelSpec, *, num_shards: int) -> Placement:
     placed, turn = [], itertools.cycle(range(num_shards))
     for piece in pieces:
         shard = pins.get(piece.variable.name)
+        if shard is None and piece.variable.is_keyed:
+            # Nobody knows yet how many rows it will have: each shard gets the same share.
+            shard = piece.start * num_shards // piece.extent
         if shard is None:
             shard = next(turn) if model.placement.strategy == "round_robin" else totals.index(min(totals))
             totals[shard] += _load(piece, loads)
@@ -418,8 +421,8 @@ def check_placement(placement: Placement, model: ModelSpec, *, num_shards: int) 
             raise InvalidSpec(f"variable {name!r} is not placed, or not all of it")
 
 
-def _kind_of(variable: VariableSpec) -> tuple[DataType, tuple[int, ...], bool]:
-    return variable.data_type, variable.shape, variable.is_sparse
+def _kind_of(variable: VariableSpec) -> tuple[object, ...]:
+    return variable.data_type, variable.shape, variable.is_sparse, variable.keys
 
 
 def layouts(placement: Placement, *, num_shards: int) -> tuple[Layout, ...]:
@@ -440,10 +443,13 @@ def _slices(variable: VariableSpec, model: ModelSpec, num_shards: int) -> Iterat
 def _num_pieces(variable: VariableSpec, model: ModelSpec, num_shards: int) -> int:
     policy, optimizer = model.placement, variable.optimizer or model.optimizer
     is_whole = optimizer.needs_whole_variables or (variable.constraint is not None and variable.constraint.needs_whole_variable)
-    if not variable.shape or not policy.split_bytes or variable.nbytes <= policy.split_bytes or is_whole:
+    is_small = variable.nbytes <= policy.split_bytes and not variable.is_keyed
+    if not variable.shape or not policy.split_bytes or is_small or is_whole:
         return 1
     if any(name == variable.name for name, _ in policy.pins):  # asked last: with many variables there may be as many pins
         return 1
+    if variable.is_keyed:
+        return num_shards
     # More pieces than shards would only lie side by side again.
     return max(1, min(math.ceil(variable.nbytes / policy.split_bytes), variable.num_rows, num_shards))
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.expressions import VARIABLE, Formula
+from ps_protocol.model.keys import NUM_BUCKETS
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.programs import Names, Program, compiled, parsed
@@ -28,6 +29,14 @@ class SparseMean(enum.Enum):
 
     PER_INDEX = 1
     PER_REPLICA = 2
+
+
+class RowKeys(enum.Enum):
+    """What names a row of a table: its number, from 0, of as many rows as the shape says; or any integer of 64 bits."""
+
+    NUMBERS = "numbers"
+    INT64 = "int64"
+    UINT64 = "uint64"
 
 
 class ConstraintKind(enum.Enum):
@@ -218,6 +227,7 @@ class VariableSpec:
 
     `optimizer` None: the model's. `is_sparse`: a table whose gradients come as rows; it is read by rows, and not with the other variables.
     `initializer` (tables only) None: the first values are sent. `partition` None: cut by size, by the model's placement policy.
+    `keys` (tables only): of a keyed table, axis 0 of the shape counts buckets of keys, `keys.NUM_BUCKETS`; it begins without any row.
     """
 
     name: str
@@ -229,6 +239,7 @@ class VariableSpec:
     initializer: Initializer | None = None
     constraint: Constraint | None = None
     partition: Partition | None = None
+    keys: RowKeys = RowKeys.NUMBERS
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -250,6 +261,10 @@ class VariableSpec:
         if self.initializer is not None and not self.is_sparse:
             raise InvalidSpec(f"{what}: only sparse variables are initialised by the server; give the values of a dense one")
         zero_row = None if self.initializer is None else self.initializer.zero_row
+        if self.is_keyed and (not self.is_sparse or self.initializer is None or self.shape[0] != NUM_BUCKETS):
+            raise InvalidSpec(f"{what}: only a table of {NUM_BUCKETS} buckets whose first values its server makes has keys")
+        if self.is_keyed and zero_row is not None:
+            raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and rows with keys have no number")
         if zero_row is not None and zero_row >= self.shape[0]:
             raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and there are {self.shape[0]} rows")
         if self.partition is None:
@@ -268,9 +283,14 @@ class VariableSpec:
         return self.optimizer is not None and self.optimizer.is_update_rule
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether it is a table without a size, whose rows are named by keys."""
+        return self.keys is not RowKeys.NUMBERS
+
+    @property
     def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+        """Number of elements; 0 for a keyed table, which begins without any."""
+        return 0 if self.is_keyed else math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

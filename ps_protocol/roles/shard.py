@@ -400,7 +400,7 @@ class OptimizerPowers:
 class HiddenState:
     """The numbers, besides tensors, that a shard's next steps depend on. `average_product`: of the averages' decays of the steps gone by.
 
-    `phase`, `phase_step`: the number of the phase of training, and its first step.
+    `phase`, `phase_step`: the number of the phase of training, and its first step. `table_rows`: the number of rows of each keyed table.
     """
 
     step: int
@@ -409,6 +409,7 @@ class HiddenState:
     phase_step: int = 0
     average_product: float = 1.0
     num_nonfinite: int = 0
+    table_rows: tuple[int, ...] = ()
     metrics: tuple[MetricCell, ...] = ()
     pushes: tuple[WorkerPushes, ...] = ()
 

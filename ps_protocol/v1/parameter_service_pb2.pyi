@@ -652,7 +652,7 @@ class MetricCell(_message.Message):
     def __init__(self, name: _Optional[str] = ..., worker: _Optional[int] = ..., total: _Optional[float] = ..., weight: _Optional[float] = ..., count: _Optional[int] = ..., last: _Optional[float] = ...) -> None: ...
 
 class HiddenState(_message.Message):
-    __slots__ = ("step", "powers", "phase", "phase_step", "average_product", "num_nonfinite", "metrics", "pushes")
+    __slots__ = ("step", "powers", "phase", "phase_step", "average_product", "num_nonfinite", "metrics", "pushes", "table_rows")
     STEP_FIELD_NUMBER: _ClassVar[int]
     POWERS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -661,6 +661,7 @@ class HiddenState(_message.Message):
     NUM_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ROWS_FIELD_NUMBER: _ClassVar[int]
     step: int
     powers: _containers.RepeatedCompositeFieldContainer[OptimizerPowers]
     phase: int
@@ -669,7 +670,8 @@ class HiddenState(_message.Message):
     num_nonfinite: int
     metrics: _containers.RepeatedCompositeFieldContainer[MetricCell]
     pushes: _containers.RepeatedCompositeFieldContainer[WorkerPushes]
-    def __init__(self, step: _Optional[int] = ..., powers: _Optional[_Iterable[_Union[OptimizerPowers, _Mapping]]] = ..., phase: _Optional[int] = ..., phase_step: _Optional[int] = ..., average_product: _Optional[float] = ..., num_nonfinite: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[MetricCell, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ...) -> None: ...
+    table_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., powers: _Optional[_Iterable[_Union[OptimizerPowers, _Mapping]]] = ..., phase: _Optional[int] = ..., phase_step: _Optional[int] = ..., average_product: _Optional[float] = ..., num_nonfinite: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[MetricCell, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ..., table_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OptimizerPowers(_message.Message):
     __slots__ = ("key", "powers")

@@ -20,6 +20,12 @@ class SparseMean(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPARSE_MEAN_UNSPECIFIED: _ClassVar[SparseMean]
     SPARSE_MEAN_PER_INDEX: _ClassVar[SparseMean]
     SPARSE_MEAN_PER_REPLICA: _ClassVar[SparseMean]
+
+class RowKeys(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROW_KEYS_UNSPECIFIED: _ClassVar[RowKeys]
+    ROW_KEYS_INT64: _ClassVar[RowKeys]
+    ROW_KEYS_UINT64: _ClassVar[RowKeys]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_FLOAT64: DataType
@@ -28,6 +34,9 @@ DATA_TYPE_BFLOAT16: DataType
 SPARSE_MEAN_UNSPECIFIED: SparseMean
 SPARSE_MEAN_PER_INDEX: SparseMean
 SPARSE_MEAN_PER_REPLICA: SparseMean
+ROW_KEYS_UNSPECIFIED: RowKeys
+ROW_KEYS_INT64: RowKeys
+ROW_KEYS_UINT64: RowKeys
 
 class Era(_message.Message):
     __slots__ = ("life", "epoch")
@@ -104,7 +113,7 @@ class Partition(_message.Message):
     def __init__(self, axis: _Optional[int] = ..., num_slices: _Optional[int] = ...) -> None: ...
 
 class VariableSpec(_message.Message):
-    __slots__ = ("name", "data_type", "shape", "optimizer", "is_sparse", "sparse_mean", "initializer", "constraint", "partition")
+    __slots__ = ("name", "data_type", "shape", "optimizer", "is_sparse", "sparse_mean", "initializer", "constraint", "partition", "keys")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +123,7 @@ class VariableSpec(_message.Message):
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     name: str
     data_type: DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -123,7 +133,8 @@ class VariableSpec(_message.Message):
     initializer: Initializer
     constraint: Constraint
     partition: Partition
-    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., is_sparse: bool = ..., sparse_mean: _Optional[_Union[SparseMean, str]] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
+    keys: RowKeys
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., is_sparse: bool = ..., sparse_mean: _Optional[_Union[SparseMean, str]] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., keys: _Optional[_Union[RowKeys, str]] = ...) -> None: ...
 
 class VariableSlice(_message.Message):
     __slots__ = ("variable", "start", "stop", "axis")

@@ -9,7 +9,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparam
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
-from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, Partition, SparseMean, VariableSpec
+from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, Partition, RowKeys, SparseMean, VariableSpec
 from ps_protocol.roles.accumulators import AccumulatorCreation, AccumulatorSpec, AccumulatorStatus, AccumulatorStatusRequest, CreateAccumulatorRequest, DeleteAccumulatorRequest, GradientHeader, GradientReply, Reduction, SetAccumulatorStepRequest, TakeRequest
 from ps_protocol.roles.board import BoardRequest, FoundHeader, Key, PostHeader
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
@@ -26,8 +26,10 @@ from typing import Any
 
 _DataType_NUMBERS: dict[Any, Any] = {DataType.FLOAT32: 1, DataType.FLOAT64: 2, DataType.FLOAT16: 3, DataType.BFLOAT16: 4}
 _SparseMean_NUMBERS: dict[Any, Any] = {SparseMean.PER_INDEX: 1, SparseMean.PER_REPLICA: 2}
+_RowKeys_NUMBERS: dict[Any, Any] = {RowKeys.NUMBERS: 0, RowKeys.INT64: 1, RowKeys.UINT64: 2}
 _DataType_MEMBERS: dict[Any, Any] = {1: DataType.FLOAT32, 2: DataType.FLOAT64, 3: DataType.FLOAT16, 4: DataType.BFLOAT16}
 _SparseMean_MEMBERS: dict[Any, Any] = {1: SparseMean.PER_INDEX, 2: SparseMean.PER_REPLICA}
+_RowKeys_MEMBERS: dict[Any, Any] = {0: RowKeys.NUMBERS, 1: RowKeys.INT64, 2: RowKeys.UINT64}
 _InitializerKind_NUMBERS: dict[Any, Any] = {InitializerKind.CONSTANT: 1, InitializerKind.UNIFORM: 2, InitializerKind.NORMAL: 3}
 _InitializerKind_MEMBERS: dict[Any, Any] = {1: InitializerKind.CONSTANT, 2: InitializerKind.UNIFORM, 3: InitializerKind.NORMAL}
 _ConstraintKind_NUMBERS: dict[Any, Any] = {ConstraintKind.NON_NEGATIVE: 1, ConstraintKind.CLIP: 2, ConstraintKind.MAX_NORM: 3, ConstraintKind.UNIT_NORM: 4, ConstraintKind.FORMULA: 5}
@@ -99,6 +101,7 @@ def write_VariableSpec(value: VariableSpec, message: Any) -> None:
         write_Constraint(one, message.constraint)
     if (one := value.partition) is not None:
         write_Partition(one, message.partition)
+    message.keys = _RowKeys_NUMBERS[value.keys]
 
 
 def read_VariableSpec(message: Any) -> VariableSpec:
@@ -114,6 +117,7 @@ def read_VariableSpec(message: Any) -> VariableSpec:
             initializer=read_Initializer(message.initializer) if message.HasField("initializer") else None,
             constraint=read_Constraint(message.constraint) if message.HasField("constraint") else None,
             partition=read_Partition(message.partition) if message.HasField("partition") else None,
+            keys=fields.chosen(_RowKeys_MEMBERS, message.keys, "keys"),
         )
     except fields.MalformedMessage as error:
         words = f"{special.variable_place(message)}: {error.message}"
@@ -800,6 +804,8 @@ def write_HiddenState(value: HiddenState, message: Any) -> None:
     message.phase_step = value.phase_step
     message.average_product = value.average_product
     message.num_nonfinite = value.num_nonfinite
+    if one := value.table_rows:
+        message.table_rows.extend(one)
     if one := value.metrics:
         for item in one:
             write_MetricCell(item, message.metrics.add())
@@ -816,6 +822,7 @@ def read_HiddenState(message: Any) -> HiddenState:
         phase_step=message.phase_step,
         average_product=message.average_product,
         num_nonfinite=message.num_nonfinite,
+        table_rows=tuple(message.table_rows),
         metrics=fields.decode_each(message.metrics, read_MetricCell, field="metrics") if message.metrics else (),
         pushes=fields.decode_each(message.pushes, read_WorkerPushes, field="pushes") if message.pushes else (),
     )

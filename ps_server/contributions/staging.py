@@ -146,10 +146,13 @@ class StagingMemory:
     """Lends memory for contributions of one layout. The arenas come from `pool`; rows are counted in `budget` as long as they are lent.
 
     Halves stay halves. Others are decoded as they arrive or, if their length varies, when all is there. `padding`: the layout's, if it is
-    there already.
+    there already. `new_rows`: for each table, the bytes of each row that a gradient may make.
     """
 
-    def __init__(self, layout: Layout, pool: BufferPool, *, budget: MemoryBudget, padding: Padding | None = None) -> None:
+    def __init__(
+        self, layout: Layout, pool: BufferPool, *, budget: MemoryBudget, padding: Padding | None = None, new_rows: Sequence[int] = ()
+    ) -> None:
+        self._new_rows = new_rows or (0,) * len(layout.tables)
         self._layout = layout
         self._pool = pool
         self._budget = budget
@@ -249,7 +252,7 @@ class StagingMemory:
             self._encoded.clear_padding(staged.dense)
         for position, gradient in staged.rows.items():
             piece = self._layout.tables[position]
-            check_indices(gradient.indices, num_rows=piece.stop - piece.start, name=piece.variable.name, first_row=piece.start)
+            check_indices(gradient.indices, piece)
             with np.errstate(all="ignore"):
                 staged.rows[position] = in_order(gradient, sum_dtype=piece.variable.data_type.sum_dtype)
         self.clear_padding(staged)
@@ -324,6 +327,8 @@ class StagingMemory:
         # Half-precision rows are merged in float32.
         halves = [part for part in sparse if self._layout.tables[part.table].variable.data_type.itemsize == 2]
         reserved = nbytes * _COPIES_OF_ROWS + sum(part.num_rows * self._layout.tables[part.table].row_bytes for part in halves)
+        # No step may fail for want of memory for the rows that it makes, so that is there before they are pushed.
+        reserved += sum(part.num_rows * self._new_rows[part.table] for part in sparse)
         self._budget.reserve(reserved, purpose=f"{purpose} (rows of tables)")
         try:
             for part in sparse:

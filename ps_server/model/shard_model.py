@@ -115,7 +115,8 @@ class ShardModel:
         except PsError:
             self._tables.release()
             raise
-        staging = StagingMemory(spec.layout, BufferPool(spec.layout.nbytes, budget=budget), budget=budget, padding=self._arena.padding)
+        pool, new_rows = BufferPool(spec.layout.nbytes, budget=budget), self._tables.bytes_per_new_row
+        staging = StagingMemory(spec.layout, pool, budget=budget, padding=self._arena.padding, new_rows=new_rows)
         shared = SharedBuffers(release=lambda buffer: budget.release(buffer.memory.nbytes))
         self.inbox = Inbox(staging, max_staged_per_worker=spec.max_staged_per_worker, shared=shared)
         self._fused = FusedApply(
@@ -157,11 +158,22 @@ class ShardModel:
         self._publish()
 
     def begin_restore(self) -> list[StateTensor]:
-        """Returns the tensors that a checkpoint is to fill. Takes long."""
+        """Returns the tensors that a checkpoint is to fill, but for those of `keyed_tables`. Takes long."""
         values = self._arena.begin_next().memory
         # The padding, and elements without a slot, begin as in a model that was created.
         self._arena.fill_slots(values)
-        return list(tensors_of(self.spec, self._settings.rules, self._state(values)))
+        tensors = tensors_of(self.spec, self._settings.rules, self._state(values))
+        return [tensor for tensor in tensors if not tensor.piece.variable.is_keyed]
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables, in the layout's order."""
+        return [*self._tables]
+
+    @property
+    def keyed_tables(self) -> list[Table]:
+        """The tables that have no size."""
+        return [table for table in self._tables if table.index is not None]
 
     def publish_restored(self, hidden: HiddenState, settings: ShardSettings) -> None:
         """Continues from a checkpoint whose tensors have been filled; first values may no longer replace them.
@@ -196,6 +208,7 @@ class ShardModel:
             phase_step=self._settings.phase_step,
             average_product=self._fused.average_product(self.step),
             num_nonfinite=self.num_nonfinite,
+            table_rows=tuple(table.num_rows for table in self.keyed_tables),
             metrics=tuple(self.inbox.metrics.cells()),
             pushes=self.inbox.push_ids.lately_applied(),
         )
@@ -311,15 +324,11 @@ class ShardModel:
         """Returns a table; raises InvalidSpec if there is none."""
         return self._tables.table(position)
 
-    def table_slot(self, position: int, name: str) -> Array | None:
-        """Returns the memory of a table's slot, or None if `name` is empty; raises SlotNotFound."""
-        return self._tables.slot(position, name) if name else None
-
     def step_of_rows(self, request: RowsRequest) -> int:
         """Returns the step whose rows are requested; raises InvalidSpec, SlotNotFound, StepGone or StepNotReady."""
         self._tables.table(request.table)
         if request.slot:
-            self._tables.slot(request.table, request.slot)
+            self._tables.check_slot(request.table, request.slot)
         step = self.step if request.step is None else request.step
         if step > self.step or (request.slot and step < self.step) or step < self.step - 1:
             raise self._other_step(step)
@@ -383,6 +392,8 @@ class ShardModel:
         # First of all, for want of memory may end this here, without effect.
         fused = self._idle_fused.pop() if self._idle_fused else self._fused.clone()
         memory = self.inbox.begin_arrival(contribution, step=self.step)
+        # One thread at a time may make rows, and several apply.
+        self._tables.make_rows(memory.rows)
         self._settings.begin(self.step)
         return StepWork(
             fused=fused,
@@ -408,7 +419,7 @@ class ShardModel:
         self.inbox.wants_checksums = request.wants_checksums
         self._count(num_nonfinite)
         self._arena.publish_next(self.step)
-        self._tables.count_journals()
+        self._tables.count_growth()
         self.inbox.end(work.contributions, step=self.step - 1)
         self.inbox.discard(request.discards, current_step=self.step)
         self.inbox.advance(self.step)
@@ -418,6 +429,7 @@ class ShardModel:
         """Counts a contribution that has been applied on arrival."""
         self._count(num_nonfinite)
         self._arena.current.hold(self.step)
+        self._tables.count_growth()
         self.inbox.end(work.contributions, step=self.step - 1)
         self.inbox.advance(self.step)
         self._publish()
@@ -481,7 +493,7 @@ class ShardModel:
         )
 
     def _state(self, values: Array) -> StateMemory:
-        tables = [(table.values, table.slots) for table in self._tables]
+        tables = [table.parts for table in self._tables]
         return StateMemory(values=values, slots=self._arena.slots, average=self._arena.average, tables=tables)
 
     def _other_step(self, step: int | None) -> PsError:

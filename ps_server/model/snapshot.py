@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ps_protocol.model.keys import KEYS_PART
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -17,7 +18,10 @@ AVERAGE_PART = "average"
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class StateTensor:
-    """One slice's values (`part` empty), or one of its slots, or its average: a view of the memory, in the slice's shape."""
+    """One slice's values (`part` empty), one of its slots, its average, or its keys: a view of the memory, in the slice's shape.
+
+    That of a keyed table has as many rows as there are.
+    """
 
     piece: VariableSlice
     part: str
@@ -32,18 +36,18 @@ class StateTensor:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StateMemory:
-    """The memories of one step: arenas of values, slots and averages, and each table's rows and slots."""
+    """The memories of one step: arenas of values, slots and averages, and each table's rows, slots and keys by their names in a file."""
 
     values: Array
     slots: Mapping[str, Array]
     average: Array | None
-    tables: Sequence[tuple[Array, Mapping[str, Array]]]
+    tables: Sequence[Mapping[str, Array]]
 
     @property
     def arrays(self) -> list[Array]:
         """All arrays, in a fixed order."""
         averages = [] if self.average is None else [self.average]
-        tables = [memory for rows, slots in self.tables for memory in (rows, *slots.values())]
+        tables = [memory for parts in self.tables for memory in parts.values()]
         return [self.values, *self.slots.values(), *averages, *tables]
 
     @property
@@ -59,7 +63,7 @@ def memory_like(state: StateMemory, allocate: Callable[[int], Array]) -> StateMe
         values=next(pieces),
         slots={name: next(pieces) for name in state.slots},
         average=None if state.average is None else next(pieces),
-        tables=[(next(pieces), {name: next(pieces) for name in slots}) for _, slots in state.tables],
+        tables=[{name: next(pieces) for name in parts} for parts in state.tables],
     )
 
 
@@ -74,10 +78,9 @@ def tensors_of(spec: ShardSpec, rules: Sequence[UpdateRule], memory: StateMemory
             yield StateTensor(piece, name, layout.view(memory.slots[name], index))
         if index in averaged and memory.average is not None:
             yield StateTensor(piece, AVERAGE_PART, layout.view(memory.average, index))
-    for piece, (rows, slots) in zip(layout.tables, memory.tables, strict=True):
-        yield StateTensor(piece, "", rows.reshape(piece.shape))
-        for name, slot in slots.items():
-            yield StateTensor(piece, name, slot.reshape(piece.shape))
+    for piece, parts in zip(layout.tables, memory.tables, strict=True):
+        for name, part in parts.items():
+            yield StateTensor(piece, name, part if name == KEYS_PART else part.reshape(len(part), *piece.variable.shape[1:]))
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)

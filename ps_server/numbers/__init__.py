@@ -1,6 +1,6 @@
 """One shard's numbers, and a step over them. Knows bytes, layouts and rules; no push id, lock, thread or wire.
 
 The budget and reused buffers: `memory.py`. Variables twice with their slots: `arena.py`. Mean, optimizer, constraints and moving averages
-of a step over dense variables: `apply.py`. Sparse variables, row by row: `tables.py`; which row a key
-has in a table without a size: `key_index.py`.
+of a step over dense variables: `apply.py`. Sparse variables, row by row: `tables.py`; the first values of rows: `first_rows.py`; which row
+a key has in a table without a size: `key_index.py`.
 """

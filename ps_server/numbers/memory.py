@@ -1,9 +1,13 @@
 """The bytes that a shard may allocate, and its reused buffers. Knows sizes; nothing of what the bytes mean."""
 
+import mmap
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.layout import aligned_bytes
@@ -12,6 +16,9 @@ from ps_protocol.model.variables import Array
 from ps_protocol.shared_memory.words import Words, private_words
 
 Memory = TypeVar("Memory")
+
+# Python has a name for it only lately, and systems other than Linux reserve nothing.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 # Steps over which a pool remembers how many buffers it needed at once.
 _PEAK_WINDOW = 64
@@ -105,6 +112,15 @@ class MemoryBudget:
 
     def _fits(self, nbytes: int) -> bool:
         return self.limit_bytes is None or self.allocated_bytes + nbytes <= self.limit_bytes
+
+
+def growing_bytes(nbytes: int) -> Array:
+    """Returns zeroed bytes of which only those take memory that have been written, so that what lies there grows without being moved.
+
+    Raises OSError, MemoryError.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    return np.frombuffer(mmap.mmap(-1, max(1, nbytes), flags=flags), np.uint8)[:nbytes]
 
 
 class VariablesMemory(Protocol):

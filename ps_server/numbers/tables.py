@@ -1,5 +1,9 @@
 """The sparse variables of a shard: rows that change in place, their slots and first values, and the merging of gradients. Knows no lock.
 
+A table has a size, and its gradients and readers name rows by their numbers. Or it is keyed: they name them by keys, of which an index
+knows the rows, and a row is made by the first gradient that is applied to it. In everything else the two are alike: gradients, means and
+journals have indices, which are numbers or (spread) keys.
+
 A step first copies the rows that it is about to touch into a journal and makes that known, and only then overwrites the first of them. So
 a reader copies rows without waiting, looks afterwards how far the steps have come, and takes the touched rows from the journals of the
 steps after the one that it wants. There is one journal; while a table is followed there are more, so that all of its rows can be copied. An
@@ -7,17 +11,20 @@ optimizer that moves every row in every step has a second copy of the values ins
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ps_protocol.errors import IndexOutOfRange, InvalidSpec, PsError, SlotNotFound, StepGone
+from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
+from ps_protocol.model.keys import KEYS_PART
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ClipSpec
-from ps_protocol.model.variables import Array, Initializer, InitializerKind, SparseMean
-from ps_server.numbers.memory import MemoryBudget
+from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array, SparseMean
+from ps_server.numbers.first_rows import fill_table, rows_of_keys
+from ps_server.numbers.key_index import MAX_ROWS, KeyIndex
+from ps_server.numbers.memory import MemoryBudget, growing_bytes
 from ps_server.optimizers.rule import UpdateRule
 
 # Gradients of a table, as rows with their indices: put in order, and merged into a mean.
@@ -31,14 +38,15 @@ class RowGradient:
     rows: Array
 
 
-def check_indices(indices: Array, *, num_rows: int, name: str, first_row: int = 0) -> None:
-    """Raises IndexOutOfRange naming the first index that is no row of a slice of `num_rows` rows; `first_row` is that of the slice."""
-    if not indices.size or (int(indices.min()) >= 0 and int(indices.max()) < num_rows):
+def check_indices(indices: Array, piece: VariableSlice) -> None:
+    """Raises IndexOutOfRange naming the first index that is no row of the slice."""
+    least, greatest = (bound - piece.first_index for bound in piece.index_range)
+    if not indices.size or (int(indices.min()) >= least and int(indices.max()) <= greatest):
         return
-    position = int(np.flatnonzero((indices < 0) | (indices >= num_rows))[0])
-    where = f", counted from row {first_row}, the first one here" if first_row else ""
+    name, position = piece.variable.name, int(np.flatnonzero((indices < least) | (indices > greatest))[0])
+    where = f", counted from row {piece.first_index}, the first one here" if piece.first_index else ""
     raise IndexOutOfRange(
-        f"variable {name!r}: indices[{position}] = {int(indices[position])}, want 0 to {num_rows - 1}{where}",
+        f"variable {name!r}: indices[{position}] = {int(indices[position])}, want {least} to {greatest}{where}",
         facts={"variable": name, "position": str(position)},
     )
 
@@ -90,58 +98,6 @@ def mean_of_rows(
     return RowGradient(indices=indices, rows=rows)
 
 
-# First values that a server makes by itself.
-#
-# A row's values follow from the seed and the row's position in the whole variable, so that they do not depend on how it is cut.
-
-
-# Elements that one generator makes, in whole rows: few enough to stay in a core's cache, many enough that making a generator costs nothing.
-_INITIAL_BLOCK_ELEMENTS = 1 << 16
-
-
-def fill_table(values: Array, piece: VariableSlice, initializer: Initializer) -> None:
-    """Fills `values` (rows of `piece`, two-dimensional) with first values. Takes about 10 ns an element."""
-    if not values.size:
-        # Rows without elements take no memory: there may be too many of them for a loop.
-        return
-    if initializer.kind is InitializerKind.CONSTANT:
-        values.fill(initializer.low)
-    else:
-        _fill_randomly(values, piece, initializer)
-    if initializer.zero_row is not None and piece.start <= initializer.zero_row < piece.stop:
-        values[initializer.zero_row - piece.start] = 0
-
-
-def _fill_randomly(values: Array, piece: VariableSlice, initializer: Initializer) -> None:
-    width = values.shape[1]
-    block_rows = max(1, _INITIAL_BLOCK_ELEMENTS // max(1, math.prod(piece.variable.shape[1:])))
-    sum_dtype = piece.variable.data_type.sum_dtype
-    for block in range(piece.start // block_rows, -(-piece.stop // block_rows)):
-        begin = block * block_rows
-        # Only as many rows as needed, beginning with the block's first: the numbers before a row are the same in every cut.
-        num_rows = min(begin + block_rows, piece.stop) - begin
-        made = _made(initializer, block, (num_rows, width), sum_dtype)
-        first = max(begin, piece.start)
-        values[first - piece.start : begin + num_rows - piece.start] = made[first - begin :]
-
-
-def _made(initializer: Initializer, block: int, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-    generator = np.random.Generator(np.random.Philox(key=np.array([initializer.seed, block], np.uint64)))
-    low, high = dtype.type(initializer.low), dtype.type(initializer.high)
-    made: Array
-    if initializer.kind is InitializerKind.UNIFORM:
-        made = generator.random(shape, dtype=dtype.type)
-        made *= high - low
-        made += low
-        # Rounding may reach the upper end, or pass it by one unit.
-        np.minimum(made, high, out=made)
-    else:
-        made = generator.standard_normal(shape, dtype=dtype.type)
-        made *= high
-        made += low
-    return made
-
-
 # One slice of a sparse variable: its rows, and the journal for readers of the step before.
 
 
@@ -151,6 +107,10 @@ _COUNTED_ELEMENTS = 1 << 22
 _BLOCK_ELEMENTS = 1 << 14
 # Steps that a table which is followed can be taken back.
 _MAX_JOURNALS = 256
+
+_KEY_DTYPE = np.dtype("<i8")
+# A key with its place in the index, of which 30 to 60 % are taken; while a larger one is made there are two.
+_KEY_BYTES = 8 + 30
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -184,34 +144,99 @@ class _Progress:
 
 
 class Table:
-    """Memory and rule of one slice. One thread at a time applies; any number read meanwhile."""
+    """Memory and rule of one slice. One thread at a time applies; any number read meanwhile.
+
+    `values` and `slots` have a row for each number; of a keyed table, the first `num_rows` of them are in use.
+    """
 
     def __init__(self, piece: VariableSlice, rule: UpdateRule, *, budget: MemoryBudget, step: int) -> None:
         self.piece = piece
-        self.num_rows = piece.stop - piece.start
         self.row_bytes = piece.row_bytes
         self._rule = rule
+        # Of a keyed table nobody could look at all rows in each step.
+        self._is_lazy = rule.is_lazy or piece.variable.is_keyed
         self._budget = budget
         self._width = math.prod(piece.variable.shape[1:])
         self.filled_bytes = 0  # of the first values that it makes itself; any thread may look
         self.is_followed = False  # any thread may set it
         # Of rows, slots and journal.
-        self._held_bytes = self._journal_bytes = 0
-        num_copies = (1 if rule.is_lazy else 2) + len(rule.slots)
+        self._held_bytes = self._counted_bytes = 0
+        num_copies = (1 if self._is_lazy else 2) + len(rule.slots)
         budget.check(num_copies * piece.nbytes, purpose=f"variable {piece.variable.name!r} (rows and slots)")
+        self._max_rows = min(MAX_ROWS, MAX_TENSOR_BYTES // max(1, self.row_bytes)) if piece.variable.is_keyed else piece.stop - piece.start
         try:
-            self.memory, self.values = self._allocate("rows")
-            self._spare = self.values if rule.is_lazy else self._allocate("a second copy of the rows")[1]
-            self.slots = {name: self._allocate(f"slot {name!r}")[1] for name in rule.slots}
+            self.index = KeyIndex(self._allocate("keys", _KEY_DTYPE.itemsize).view(_KEY_DTYPE)) if piece.variable.is_keyed else None
+            self.values = self._allocate_rows("rows")
+            self._spare = self.values if self._is_lazy else self._allocate_rows("a second copy of the rows")
+            self.slots = {name: self._allocate_rows(f"slot {name!r}") for name in rule.slots}
         except BaseException:
             self.release()
             raise
         self._progress = _Progress(step)
 
+    @property
+    def num_rows(self) -> int:
+        """The number of rows; a keyed table's grows."""
+        return self._max_rows if self.index is None else self.index.num_rows
+
+    @property
+    def parts(self) -> dict[str, Array]:
+        """The memory of all rows, by the names that it has in a checkpoint: the values (an empty name), slots, and keys if there are."""
+        keys = {} if self.index is None else {KEYS_PART: self.index.keys[: self.num_rows]}
+        return keys | {name: memory[: self.num_rows] for name, memory in {"": self.values, **self.slots}.items()}
+
+    def memory_of(self, part: str) -> Array:
+        """Returns the memory of the values (an empty name) or of a slot, of as many rows as there may be."""
+        return self.slots[part] if part else self.values
+
+    @property
+    def contents(self) -> list[Array]:
+        """The memory of all rows that a digest of them is made of."""
+        return [part for name, part in self.parts.items() if name in ("", KEYS_PART)]
+
+    @property
+    def bytes_per_new_row(self) -> int:
+        """About how many bytes each row takes that a gradient makes; 0 if all rows are there."""
+        return 0 if self.index is None else _KEY_BYTES + (1 + len(self.slots)) * self.row_bytes
+
+    def extend(self, keys: Array) -> tuple[int, Array]:
+        """Gives the next rows to those of the keys, none of which is there, that are the table's, in order. Raises LimitExceeded.
+
+        Returns the first of the rows, which the caller fills before anybody reads, and the positions of their keys among `keys`.
+        """
+        assert self.index is not None
+        least, greatest = self.piece.index_range
+        chosen = np.flatnonzero((keys >= least) & (keys <= greatest))
+        keys, first = keys[chosen], self.num_rows
+        num_bytes = keys.size * self.bytes_per_new_row
+        self._budget.reserve(num_bytes, purpose=f"{keys.size} rows of variable {self.piece.variable.name!r}")
+        self._held_bytes += num_bytes
+        self._counted_bytes += num_bytes
+        self._check_room(keys.size)
+        self.index.add(keys)
+        return first, chosen
+
+    def make_rows(self, keys: Array) -> Array:
+        """Returns the row numbers of keys, each different, after making the rows that are not there. Raises LimitExceeded."""
+        assert self.index is not None
+        numbers = self.index.find(keys)
+        new = np.flatnonzero(numbers < 0)
+        if new.size:
+            self._check_room(new.size)
+            first = self.index.num_rows
+            made = slice(first, first + new.size)
+            self.values[made] = self._first_values(keys[new])
+            for name, value in self._rule.slots.items():
+                self.slots[name][made] = value
+            # Last: who finds a key finds its row.
+            self.index.add(keys[new])
+            numbers[new] = np.arange(first, first + new.size)
+        return numbers
+
     def fill_initial(self, step: int) -> None:
         """Makes the first values, if the server is to make them, and those of the slots; the table is then at `step`."""
         initializer, variable, first = self.piece.variable.initializer, self.piece.variable, self.piece.start
-        num_rows = max(1, _COUNTED_ELEMENTS // self._width) if self._width else self.num_rows
+        num_rows = max(1, _COUNTED_ELEMENTS // self._width if self._width else self.num_rows)
         for start in range(0, self.num_rows, num_rows):
             stop = min(start + num_rows, self.num_rows)
             if initializer is not None:
@@ -226,7 +251,7 @@ class Table:
     def renew_slots(self) -> None:
         """Gives every slot the value that it starts with."""
         for name, value in self._rule.slots.items():
-            self.slots[name].fill(value)
+            self.slots[name][: self.num_rows].fill(value)
 
     def skip(self) -> None:
         """Goes to the next step without a change."""
@@ -234,10 +259,11 @@ class Table:
 
     def apply(self, gradient: RowGradient) -> None:
         """Goes to the next step; the rule must have begun it. `gradient` is in order and in the type of sums."""
-        if self._rule.is_lazy:
-            previous = self.values[gradient.indices]
+        if self._is_lazy:
+            at = gradient.indices if self.index is None else self.make_rows(gradient.indices)
+            previous = self.values[at]
             self._advance(Journal(gradient.indices, previous))
-            self._update_rows(gradient, previous)
+            self._update_rows(at, gradient, previous)
         else:
             # The rows that readers of the step before the last one had are overwritten now.
             self._progress = _Progress(self._progress.step)
@@ -246,16 +272,16 @@ class Table:
             self._update_all(gradient, self._spare)
 
     def apply_on_arrival(self, gradient: RowGradient) -> None:
-        """Changes rows in place, without regard to concurrent readers and writers: an update may be lost."""
-        if self._rule.is_lazy:
-            self._update_rows(gradient, self.values[gradient.indices])
+        """Changes rows in place, without regard to concurrent readers and writers: an update may be lost. All rows must be there."""
+        if self._is_lazy:
+            at = gradient.indices if self.index is None else self.index.find(gradient.indices)
+            self._update_rows(at, gradient, self.values[at])
         else:
             self._update_all(gradient, self.values)
 
     def take(self, indices: Array, *, step: int | None) -> Array:
         """Returns a copy of rows as they were at `step` (None: as they are now, even while they change). Raises StepGone."""
-        # In range: checked by the caller. "clip" spares NumPy a second copy.
-        rows = np.take(self.values, indices, axis=0, mode="clip")
+        rows = self._taken(self.values, indices, self._first_values)
         if step is not None:
             for journal in self.journals_since(step):
                 journal.restore(indices, rows)
@@ -275,15 +301,22 @@ class Table:
 
     def check_journals(self, step: int) -> None:
         """Raises StepGone if what was restored from the journals since `step` may have been overwritten meanwhile."""
-        if not self._rule.is_lazy:
+        if not self._is_lazy:
             self.journals_since(step)
 
-    def count_journals(self) -> None:
-        """Counts the journals' bytes in the budget, in place of those before. Under the owner's lock."""
+    def take_slot(self, name: str, indices: Array) -> Array:
+        """Returns a copy of a slot's rows as they are now, even while they change."""
+        value = self._rule.slots[name]
+        return self._taken(self.slots[name], indices, lambda keys: value)
+
+    def count_growth(self) -> None:
+        """Counts the bytes of journals and rows in the budget, in place of those before. Under the owner's lock."""
         held = sum(journal.nbytes for journal in self._progress.journals)
-        self._budget.release(self._journal_bytes - held)
-        self._held_bytes += held - self._journal_bytes
-        self._journal_bytes = held
+        if self.index is not None:
+            held += self.num_rows * (self.bytes_per_new_row - _KEY_BYTES + self.index.keys.itemsize) + self.index.nbytes
+        self._budget.release(self._counted_bytes - held)
+        self._held_bytes += held - self._counted_bytes
+        self._counted_bytes = held
 
     @property
     def values_bytes(self) -> int:
@@ -293,25 +326,59 @@ class Table:
     @property
     def slots_bytes(self) -> int:
         """Bytes of the slots."""
-        return len(self.slots) * self.piece.nbytes
+        return len(self.slots) * self.num_rows * self.row_bytes
 
     def release(self) -> None:
         """Takes its memory off the budget; the owner must not use it again."""
         self._budget.release(self._held_bytes)
-        self._held_bytes = self._journal_bytes = 0
+        self._held_bytes = self._counted_bytes = 0
 
-    def _allocate(self, what: str) -> tuple[Array, Array]:
-        memory = self._budget.allocate(self.piece.nbytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
+    def _allocate_rows(self, what: str) -> Array:
+        memory = self._allocate(what, self.row_bytes)
+        return memory.view(self.piece.variable.data_type.dtype).reshape(self._max_rows, self._width)
+
+    def _allocate(self, what: str, row_bytes: int) -> Array:
+        purpose = f"{what} of variable {self.piece.variable.name!r}"
+        if self.piece.variable.is_keyed:
+            try:
+                return growing_bytes(self._max_rows * row_bytes)
+            except (OSError, MemoryError):
+                raise LimitExceeded(f"{purpose}: this machine sets no addresses aside; let it with sysctl vm.overcommit_memory=0") from None
+        memory = self._budget.allocate(self.piece.nbytes, purpose=purpose)
         self._held_bytes += self.piece.nbytes
-        return memory, memory.view(self.piece.variable.data_type.dtype).reshape(self.num_rows, self._width)
+        return memory
+
+    def _check_room(self, num_new: int) -> None:
+        if self.num_rows + num_new > self._max_rows:
+            raise LimitExceeded(
+                f"variable {self.piece.variable.name!r}: {self.num_rows} rows and {num_new} more, {self._max_rows} at most on one"
+                " parameter server; add parameter servers"
+            )
+
+    def _first_values(self, keys: Array) -> Array:
+        variable = self.piece.variable
+        assert variable.initializer is not None
+        return rows_of_keys(variable.initializer, keys, width=self._width, dtype=variable.data_type.sum_dtype)
+
+    def _taken(self, memory: Array, indices: Array, first: Callable[[Array], Any]) -> Array:
+        """Returns a copy of rows of values or a slot; `first`: what it gives to new rows of keys."""
+        if self.index is None:
+            # In range: checked by the caller. "clip" spares NumPy a second copy.
+            return np.take(memory, indices, axis=0, mode="clip")
+        numbers = self.index.find(indices)
+        rows: Array = np.take(memory, numbers, axis=0, mode="clip")
+        unknown = np.flatnonzero(numbers < 0)
+        if unknown.size:
+            rows[unknown] = first(indices[unknown])
+        return rows
 
     def _advance(self, journal: Journal) -> None:
         """Makes the next step's journal known, before the first of its rows is overwritten."""
         journals = [journal]
-        if self.is_followed and self._rule.is_lazy:
+        if self.is_followed and self._is_lazy:
             # A copy of all rows takes less time than steps take to touch so many. What is free may be less.
             most_bytes, free_bytes = self.piece.nbytes // 2, self._budget.free_bytes
-            left_bytes = (most_bytes if free_bytes is None else min(most_bytes, free_bytes + self._journal_bytes)) - journal.nbytes
+            left_bytes = (most_bytes if free_bytes is None else min(most_bytes, free_bytes + self._counted_bytes)) - journal.nbytes
             for older in self._progress.journals[:_MAX_JOURNALS]:
                 left_bytes -= older.nbytes
                 if left_bytes < 0:
@@ -326,13 +393,13 @@ class Table:
             facts={"step": str(self._progress.step)},
         )
 
-    def _update_rows(self, gradient: RowGradient, previous: Array) -> None:
+    def _update_rows(self, numbers: Array, gradient: RowGradient, previous: Array) -> None:
         if not self._width:
             return
         slots = list(self.slots.values())
         scratch = self._scratch()
-        for block in self._blocks(gradient.indices.size):
-            at = gradient.indices[block]
+        for block in self._blocks(numbers.size):
+            at = numbers[block]
             parts = [self._summable(slot[at]) for slot in slots]
             self.values[at] = self._updated(previous[block], parts, gradient.rows[block].reshape(-1), scratch)
             for slot, part in zip(slots, parts, strict=True):
@@ -416,13 +483,13 @@ class TableGroup:
 
     @property
     def contents(self) -> list[Array]:
-        """The bytes of all rows, table by table."""
-        return [table.memory for table in self._tables]
+        """The bytes of all rows, table by table, and of their keys."""
+        return [part.reshape(-1).view(np.uint8) for table in self._tables for part in table.contents]
 
     @property
     def first_values(self) -> list[Array]:
         """Memories of the tables whose first values are sent, in order."""
-        return [table.memory for table in self._tables if table.piece.variable.initializer is None]
+        return [table.contents[-1].reshape(-1).view(np.uint8) for table in self._tables if table.piece.variable.initializer is None]
 
     @property
     def filled_bytes(self) -> int:
@@ -435,13 +502,17 @@ class TableGroup:
             raise InvalidSpec(f"table {position}: the shard has {len(self._tables)}; ask the chief for the model")
         return self._tables[position]
 
-    def slot(self, position: int, name: str) -> Array:
-        """Returns the memory of a table's slot, one row for each of its rows; raises SlotNotFound."""
+    def check_slot(self, position: int, name: str) -> None:
+        """Raises SlotNotFound, InvalidSpec unless the table has such a slot."""
         table = self.table(position)
         if name not in table.slots:
             known = ", ".join(table.slots) or "none"
             raise SlotNotFound(f"variable {table.piece.variable.name!r} has no slot {name!r}; it has {known}")
-        return table.slots[name]
+
+    @property
+    def bytes_per_new_row(self) -> tuple[int, ...]:
+        """Each table's."""
+        return tuple(table.bytes_per_new_row for table in self._tables)
 
     def fill_initial(self, step: int) -> None:
         """Completes the memory with the copied first values. Takes long."""
@@ -480,10 +551,16 @@ class TableGroup:
                     table.skip()
         return num_nonfinite
 
-    def count_journals(self) -> None:
-        """Counts the journals' bytes. Under the owner's lock."""
+    def make_rows(self, gradients: Mapping[int, RowGradient]) -> None:
+        """Makes the rows of keyed tables that the gradients are for. Raises LimitExceeded."""
+        for position, gradient in gradients.items():
+            if self._tables[position].index is not None:
+                self._tables[position].make_rows(gradient.indices)
+
+    def count_growth(self) -> None:
+        """Counts the bytes of journals and new rows. Under the owner's lock."""
         for table in self._tables:
-            table.count_journals()
+            table.count_growth()
 
     def release(self) -> None:
         """Takes the memory off the budget; the owner must not use it again."""

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from ps_protocol.checkpoint.catalog import max_tensors_of
 from ps_protocol.checkpoint.manifest import read_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage
-from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorFileReader, open_file, tensor_name, write_file
+from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorEntry, TensorFileReader, open_file, tensor_name, write_file
 from ps_protocol.errors import (
     Cancelled,
     CheckpointMismatch,
@@ -34,6 +34,7 @@ from ps_protocol.errors import (
     Unavailable,
     WrongRole,
 )
+from ps_protocol.model.keys import KEYS_PART, gathered, spread
 from ps_protocol.model.layout import ALIGNMENT, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -62,6 +63,7 @@ from ps_server.model.snapshot import (
 )
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
 from ps_server.numbers.memory import MemoryBudget, format_bytes
+from ps_server.numbers.tables import Table
 from ps_server.shard.gate import TURN_WAIT_S
 
 log = logging.getLogger("lockstep.server")
@@ -303,6 +305,35 @@ def _blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[tuple[i
             yield (*((index, index + 1) for index in outer), (start, min(start + size, shape[axis])), *inner)
 
 
+class KeyedRows:
+    """The rows of one saved slice of a keyed table, on their way into the tables that now have some of its keys."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = tables
+        # For each table: its first new row, and which of the saved rows come from there on.
+        self._places: list[tuple[Table, int, Array]] | None = None
+
+    def take(self, entry: TensorEntry, part: str, read_into: Callable[[Array], None], *, where: str) -> None:
+        """Reads a part, the keys first. Raises DataLoss if it has other rows than there are keys, LimitExceeded."""
+        if part == KEYS_PART:
+            keys = np.empty(entry.num_bytes // 8, np.int64)
+            read_into(keys)
+            self._num_rows, self._places = keys.size, [(table, *table.extend(spread(keys))) for table in self._tables]
+            return
+        row_shape, dtype = self._tables[0].piece.variable.shape[1:], self._tables[0].values.dtype
+        if self._places is None or entry.shape != (self._num_rows, *row_shape) or entry.dtype != dtype:
+            raise DataLoss(f"{where}: tensor {entry.name!r} is {entry.shape} {entry.dtype}, its keys and the manifest say otherwise")
+        width = math.prod(row_shape)
+        num_at_once = max(1, BLOCK_BYTES // (width * dtype.itemsize or 1))
+        scratch = np.empty((min(num_at_once, self._num_rows), width), dtype)
+        for start in range(0, self._num_rows, num_at_once):
+            rows = scratch[: self._num_rows - start]
+            read_into(rows)
+            for table, first, chosen in self._places:
+                low, high = np.searchsorted(chosen, (start, start + num_at_once))
+                table.memory_of(part)[first + low : first + high] = rows[chosen[low:high] - start]
+
+
 # A shard's part of a checkpoint read into a model, however many shards saved it, and which had what.
 
 
@@ -335,12 +366,22 @@ class CheckpointPlan:
         """Bytes of the files to read."""
         return sum(file.num_bytes for file in self.files)
 
-    def read(self, storage: CheckpointStorage, tensors: Iterable[StateTensor], *, on_progress: Callable[[int], None]) -> HiddenState:
-        """Reads all files, fills the tensors, and returns the rest of the state. `on_progress` is called with the bytes read so far.
+    def read(
+        self,
+        storage: CheckpointStorage,
+        tensors: Iterable[StateTensor],
+        keyed: Iterable[Table] = (),
+        *,
+        on_progress: Callable[[int], None],
+    ) -> HiddenState:
+        """Reads all files, fills the tensors and keyed tables, and returns the rest of the state.
 
-        Raises DataLoss if a file is not what was written, CheckpointMismatch if it lacks something, what the storage raises, and what
-        `on_progress` raises.
+        `on_progress` is called with the bytes read so far. Raises DataLoss if a file is not what was written, CheckpointMismatch if it
+        lacks something, LimitExceeded, what the storage raises, and what `on_progress` raises.
         """
+        keyed_tables: dict[str, list[Table]] = {}
+        for table in keyed:
+            keyed_tables.setdefault(table.piece.variable.name, []).append(table)
         wanted: dict[tuple[str, str], list[Target]] = {}
         for tensor in tensors:
             wanted.setdefault((tensor.piece.variable.name, tensor.part), []).append(Target(tensor.piece, tensor.memory))
@@ -349,7 +390,11 @@ class CheckpointPlan:
         for file in self.files:
             limit = max_tensors_of(self._checkpoint, file.shard)
             with open_file(storage, self._checkpoint.tag, file, max_tensors=limit) as reader:
-                self._read_file(reader, file.shard, wanted, lambda num, before=num_before: on_progress(before + num))  # type: ignore[misc]
+
+                def on_read(num_bytes: int, before: int = num_before) -> None:
+                    on_progress(before + num_bytes)
+
+                self._read_file(reader, file.shard, wanted, self._keyed_rows(file.shard, keyed_tables), on_read)
                 states[file.shard] = decode_hidden_state(reader.metadata, where=f"{self._checkpoint.tag}/{file.name}")
             num_before += file.num_bytes
         self._check_steps(states)
@@ -360,6 +405,7 @@ class CheckpointPlan:
         reader: TensorFileReader,
         shard: int,
         wanted: Mapping[tuple[str, str], Sequence[Target]],
+        keyed: "dict[str, tuple[KeyedRows, str]]",
         on_progress: Callable[[int], None],
     ) -> None:
         expected = {
@@ -377,15 +423,31 @@ class CheckpointPlan:
                         f"{self._where(shard)}: tensor {entry.name!r} is {entry.shape} {entry.dtype}, the manifest says otherwise"
                     )
                 fill(piece, targets, reader.read_into)
+            rows = keyed.pop(entry.name, None)
+            if rows is not None:
+                rows[0].take(entry, rows[1], reader.read_into, where=self._where(shard))
             on_progress(reader.num_bytes_read)
-        if expected:
-            missing = ", ".join(repr(name) for name in list(expected)[:5])
+        if expected or keyed:
+            missing = ", ".join(repr(name) for name in [*expected, *keyed][:5])
             raise CheckpointMismatch(f"{self._where(shard)}: has no tensor {missing}; it is the checkpoint of another model")
+
+    def _keyed_rows(self, shard: int, tables: Mapping[str, Sequence[Table]]) -> "dict[str, tuple[KeyedRows, str]]":
+        """Returns, for each tensor with rows of keyed tables that a shard saved, who takes them, and as which part."""
+        found: dict[str, tuple[KeyedRows, str]] = {}
+        for name, those in tables.items():
+            for piece, owner in self._saved[name]:
+                wanting = [table for table in those if overlap(piece, table.piece)]
+                if owner == shard and wanting:
+                    rows = KeyedRows(wanting)
+                    found |= {tensor_name(piece, part): (rows, part) for part in those[0].parts}
+        return found
 
     def _sources(self, piece: VariableSlice) -> set[int]:
         """The shards that saved parts of a slice; all of it must be somewhere."""
         name, num_found, shards = piece.variable.name, 0, set()
         for saved, shard in self._saved.get(name, ()):
+            if saved.variable.is_keyed != piece.variable.is_keyed:
+                raise CheckpointMismatch(f"checkpoint {self._checkpoint.tag}: table {name!r} has keys there or in the model, not in both")
             if (saved.variable.shape, saved.variable.data_type) != (piece.variable.shape, piece.variable.data_type):
                 has = f"{saved.variable.shape} {saved.variable.data_type.value}"
                 raise CheckpointMismatch(
@@ -708,7 +770,7 @@ class Checkpoints:
                 request.tag,
                 shard=self._index,
                 num_shards=request.num_shards,
-                tensors=[SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=tensor.memory) for tensor in snapshot.tensors()],
+                tensors=[_saved(tensor) for tensor in snapshot.tensors()],
                 metadata=encode_hidden_state(snapshot.hidden),
                 between=between,
             )
@@ -747,7 +809,7 @@ class Checkpoints:
         # Nothing has been changed until now: a checkpoint of another model does no damage.
         model = self._side.make_room(request, check=restore.check_wanted)
         try:
-            hidden = plan.read(storage, model.begin_restore(), on_progress=note)
+            hidden = plan.read(storage, model.begin_restore(), model.keyed_tables, on_progress=note)
             self._side.put_restored(model, hidden, request, from_epoch=stored.checkpoint.fence.epoch, check=restore.check_wanted)
         except BaseException:
             self._side.drop(model)
@@ -765,6 +827,14 @@ def decode_hidden_state(metadata: Mapping[str, str], *, where: str) -> HiddenSta
         return codec.decode(HiddenState, pb.HiddenState.FromString(b64decode(metadata[_HIDDEN_STATE], validate=True)))
     except (KeyError, ValueError, DecodeError, PsError) as error:
         raise DataLoss(f"{where}: the state of the shard in its header cannot be read ({str(error)[:80]})") from None
+
+
+def _saved(tensor: StateTensor) -> SavedTensor:
+    """Returns a tensor as files have it: with keys as programs have them."""
+    array = tensor.memory
+    if tensor.part == KEYS_PART:
+        array = gathered(array).view(tensor.piece.variable.keys.value)
+    return SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=array)
 
 
 def _stands(storage: CheckpointStorage, save: Attempt) -> bool:

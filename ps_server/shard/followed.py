@@ -144,9 +144,11 @@ def _encode(model: ShardModel, selection: Selection, copy: StepCopy, memory: Arr
 
 def _encode_rows(table: Table, encoding: FloatEncoding, step: int | None, content: Array) -> None:
     """Writes all rows of a table as they were at a step (None: as they are now), while steps change them."""
-    rows = content.reshape(table.num_rows, -1) if content.size else content
+    if not content.size:
+        return  # rows without elements, or with keys, which nobody follows
+    rows = content.reshape(table.num_rows, -1)
     _encode_into(rows, table.values, encoding)
-    for journal in table.journals_since(step) if step is not None and content.size else ():
+    for journal in table.journals_since(step) if step is not None else ():
         before = np.empty((len(journal.rows), rows.shape[1]), np.uint8)
         _encode_into(before, journal.rows, encoding)
         rows[slice(None) if journal.indices is None else journal.indices] = before

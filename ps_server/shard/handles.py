@@ -4,8 +4,6 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-import numpy as np
-
 from ps_protocol.encodings.arena import encoded_frames
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import FrameOutOfOrder, PsError, StepGone, TruncatedStream
@@ -253,7 +251,7 @@ class Reading:
 
 
 class RowReading:
-    """Rows of one table, or of a slot of it (`slot`), to be copied inside the `with` block. `step` is the step that they belong to.
+    """Rows of one table, or of its slot `slot` if that is not empty, to be copied inside the `with` block, as they are at `step`.
 
     `is_intact` is for slots: whether they are still those of `step`. `is_torn_allowed`: rows in any state will do.
     """
@@ -262,7 +260,7 @@ class RowReading:
         self,
         table: Table,
         *,
-        slot: Array | None,
+        slot: str,
         step: int,
         is_torn_allowed: bool,
         is_intact: Callable[[], bool],
@@ -286,15 +284,15 @@ class RowReading:
         self._hold.__exit__(exception_type, exception, traceback)
 
     def take(self, indices: Array) -> Array:
-        """Returns rows by their indices (int64, counted from the slice's first row), one after the other, in memory of their own.
+        """Returns rows by int64 indices (counted from the slice's first row; or spread keys), one after the other, in memory of their own.
 
         Raises IndexOutOfRange, or StepGone if rows of this step cannot be had any more.
         """
         piece = self._table.piece
-        check_indices(indices, num_rows=self._table.num_rows, name=piece.variable.name, first_row=piece.start)
-        if self._slot is None:
+        check_indices(indices, piece)
+        if not self._slot:
             return self._table.take(indices, step=None if self._is_torn_allowed else self.step)
-        rows: Array = np.take(self._slot, indices, axis=0, mode="clip")
+        rows = self._table.take_slot(self._slot, indices)
         if not self._is_intact():
             raise StepGone(f"a slot of variable {piece.variable.name!r} changed while it was read at step {self.step}; read it again")
         return rows

@@ -441,7 +441,7 @@ class Shard:
             step = model.step_of_rows(request)
             return RowReading(
                 model.table(request.table),
-                slot=model.table_slot(request.table, request.slot),
+                slot=request.slot,
                 step=step,
                 is_torn_allowed=model.applies_on_arrival,
                 is_intact=model.watch_slots(),

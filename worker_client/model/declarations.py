@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import VARIABLE, check_own_name
+from ps_protocol.model.keys import NUM_BUCKETS
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.programs import Names, compiled, parsed
@@ -25,6 +26,7 @@ from ps_protocol.model.variables import (
     InitializerKind,
     Partition,
     Partitioner,
+    RowKeys,
     SparseMean,
     VariableSpec,
     data_type_of,
@@ -62,6 +64,10 @@ class EmbeddingTable:
     `sparse_mean`: a row of a step's mean is divided by the number of contributions that have it ("per_index", as in the original), or by
     that of all contributions ("per_replica"). `partitioner` may split it along axis 0 only; None: by its size. Rows without a gradient cost
     nothing, except with Adam without `lazy`.
+
+    With `keys` ("int64" or "uint64") the table has no size: `EmbeddingTable(16, keys="int64")` has rows of 16 numbers, named by any
+    integers of that type in place of row numbers. A row is made by the first gradient that counts; its first value depends on its key and
+    the initializer's seed alone, and reading an unknown key gives it and makes nothing. All optimizers change rows with a gradient only.
     """
 
     value_or_shape: npt.ArrayLike
@@ -71,6 +77,7 @@ class EmbeddingTable:
     optimizer: OptimizerSpec | None = None
     sparse_mean: str = "per_index"
     partitioner: Partitioner | None = None
+    keys: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,6 +241,7 @@ def placement_of(placement: "str | Placement", *, split_bytes: int | None) -> Pl
 Choice = TypeVar("Choice")
 
 _UPDATES = {"mean": "assign_mean", "add": "add", "moving_average": "moving_average"}
+_KEYS = {"int64": RowKeys.INT64, "uint64": RowKeys.UINT64}
 _SPARSE_MEANS = {"per_index": SparseMean.PER_INDEX, "per_replica": SparseMean.PER_REPLICA}
 
 
@@ -292,6 +300,12 @@ def _declared(name: str, declaration: object, values: dict[str, Array]) -> Varia
 
 def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> VariableSpec:
     shape, initializer = _shape(table.value_or_shape), table.initializer
+    keys = RowKeys.NUMBERS if table.keys is None else _choice(name, "keys", table.keys, _KEYS)
+    if keys is not RowKeys.NUMBERS:
+        row = (table.value_or_shape,) if isinstance(table.value_or_shape, (int, np.integer)) else shape
+        if row is None:
+            raise InvalidSpec(f"variable {name!r}: a table with keys begins without rows; give the length of a row, for example 16")
+        shape = (NUM_BUCKETS, *map(int, row))
     if shape is None:
         if initializer is not None:
             raise InvalidSpec(f"variable {name!r}: has values and an initializer; give one of them (a shape goes with an initializer)")
@@ -313,6 +327,7 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
         sparse_mean=sparse_mean,
         initializer=initializer,
         partition=_partition(name, table.partitioner, shape, data_type.dtype),
+        keys=keys,
     )
 
 

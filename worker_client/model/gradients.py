@@ -13,6 +13,7 @@ from ps_protocol.encodings.formats import FloatEncoding, is_encodable
 from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, InvalidSpec, PsError, ShapeMismatch, VariableNotFound
 from ps_protocol.model.expressions import VARIABLE
+from ps_protocol.model.keys import spread
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, are_finite, gradient_ranges, refuse_nonfinite
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import did_you_mean
@@ -31,7 +32,7 @@ from worker_client.model.wire_format import WireFormat
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class RowGradient:
-    """Rows of a table's gradient: int64 `indices`, ascending, and their `values`, contiguous, one row each.
+    """Rows of a table's gradient: int64 `indices` (numbers, or spread keys), ascending, and their `values`, contiguous, one row each.
 
     An index occurs once, except with half-precision types: the server sums their rows, so that the sums are not rounded.
     """
@@ -47,7 +48,7 @@ def row_gradient(gradient: IndexedSlices, variable: VariableSpec) -> RowGradient
     """
     what = f"gradient for {variable.name!r}"
     _check_dense_shape(what, gradient.dense_shape, variable)
-    indices = checked_indices(what, gradient.indices, num_rows=variable.num_rows)
+    indices = row_indices(what, gradient.indices, variable)
     if indices.ndim != 1:
         raise ShapeMismatch(f"{what}: indices have the shape {indices.shape}, want one axis")
     values = _values(what, gradient.values, variable)
@@ -61,20 +62,42 @@ def all_rows(gradient: Array) -> RowGradient:
     return RowGradient(np.arange(len(gradient), dtype=np.int64), np.ascontiguousarray(gradient))
 
 
-def checked_indices(what: str, indices: Any, *, num_rows: int) -> Array:
-    """Returns row numbers as int64, in the same shape. Raises DtypeMismatch, InvalidSpec, IndexOutOfRange with the first wrong index."""
+def row_indices(what: str, names: Any, variable: VariableSpec) -> Array:
+    """Returns what servers know rows by, int64, in the shape of their numbers or keys: the numbers; or the keys, spread.
+
+    Raises DtypeMismatch, InvalidSpec, IndexOutOfRange with the first wrong one.
+    """
+    array = _integers(what, names)
+    if not variable.is_keyed:
+        return _in_range(what, array, 0, variable.num_rows - 1).astype(np.int64, copy=False)
+    dtype = np.dtype(variable.keys.value)
+    limits = np.iinfo(dtype)
+    return spread(np.ascontiguousarray(_in_range(what, array, limits.min, limits.max), dtype))
+
+
+def _integers(what: str, indices: Any) -> Array:
     try:
         array = np.asarray(indices)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidSpec(f"{what}: its indices, a {type(indices).__name__}, cannot be read as an array: {error}") from error
     if array.size == 0:
         return array.astype(np.int64)  # an empty list has no type of its own
+    if array.dtype.kind not in "iu" and not isinstance(indices, np.ndarray) and hasattr(indices, "__len__"):
+        # Of a list of Python's integers on both sides of 2^63, NumPy makes floats.
+        objects = np.asarray(indices, object)
+        if all(type(one) is int for one in objects.flat):
+            return objects
     if array.dtype.kind not in "iu":
         raise DtypeMismatch(f"{what}: indices are {array.dtype}, want integers; cast with .astype(np.int64)")
-    if array.min() < 0 or array.max() >= num_rows:
-        position = int(np.flatnonzero((array < 0) | (array >= num_rows))[0])
-        raise IndexOutOfRange(f"{what}: indices[{position}] = {array.reshape(-1)[position]}, want 0..{num_rows - 1}")
-    return array.astype(np.int64, copy=False)
+    return array
+
+
+def _in_range(what: str, array: Array, least: int, greatest: int) -> Array:
+    # Compared as Python's integers: NumPy has none for both signs.
+    if array.size and (int(array.min()) < least or int(array.max()) > greatest):
+        position, number = next((at, int(one)) for at, one in enumerate(array.flat) if not least <= int(one) <= greatest)
+        raise IndexOutOfRange(f"{what}: indices[{position}] = {number}, want {least}..{greatest}")
+    return array
 
 
 def type_words(dtype: "np.dtype[Any]") -> str:
@@ -93,6 +116,8 @@ def _values(what: str, values: Any, variable: VariableSpec) -> Array:
 
 
 def _check_dense_shape(what: str, dense_shape: Sequence[int] | None, variable: VariableSpec) -> None:
+    if dense_shape is not None and variable.is_keyed:
+        raise ShapeMismatch(f"{what}: dense_shape {tuple(dense_shape)}, and a table with keys has no size; leave it out")
     if dense_shape is not None and tuple(dense_shape) != variable.shape:
         raise ShapeMismatch(f"{what}: dense_shape {tuple(dense_shape)}, variable {variable.shape}")
 
@@ -223,6 +248,8 @@ class Staging:
             absent.add(name)
         elif isinstance(gradient, IndexedSlices):
             rows[name] = row_gradient(gradient, table)
+        elif table.is_keyed:
+            raise InvalidSpec(f"gradient for {name!r} is {_kind(gradient)}; a table with keys takes IndexedSlices(keys, rows)")
         else:
             rows[name] = all_rows(_checked(name, gradient, table.data_type.dtype, table.shape))
 
@@ -574,8 +601,9 @@ def _with_rows(part: ShardPart, layout: Layout, rows: Mapping[str, RowGradient])
 def _rows_of(piece: VariableSlice, gradient: RowGradient) -> tuple[Array, Array]:
     if piece.is_whole:
         return gradient.indices, gradient.values
-    first, last = np.searchsorted(gradient.indices, (piece.start, piece.stop))
-    return gradient.indices[first:last] - piece.start, gradient.values[first:last]
+    least, greatest = piece.index_range
+    first, last = np.searchsorted(gradient.indices, least), np.searchsorted(gradient.indices, greatest, side="right")
+    return gradient.indices[first:last] - piece.first_index, gradient.values[first:last]
 
 
 def _bytes(array: Array) -> Array:

@@ -14,7 +14,7 @@ from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.shard import RowsRequest, Shard
 from worker_client.core.outcomes import MetricReport, metric_reports
 from worker_client.core.sides import Rows
-from worker_client.model.gradients import checked_indices, unknown_variable
+from worker_client.model.gradients import row_indices, unknown_variable
 from worker_client.model.memory import ModelMemory
 from worker_client.shards.shards import Shards
 
@@ -47,12 +47,14 @@ def read_rows(
     is_aligned: bool = True,
     is_held: bool = False,
 ) -> Rows:
-    """Returns rows of a table, or of one of its slots: `indices` (int64, checked; None: all) in their shape, and then the row's.
+    """Returns rows of a table, or of one of its slots: `indices` (of `row_indices`; None: all) in their shape, and then the row's.
 
     `step` None: the newest; of one step over all shards if `is_aligned`, else of each part the newest. `is_held`: all shards hear of a
     reader of that step first, at the cost of a call more for each of them. Raises IndexOutOfRange, SlotNotFound; StepGone, StepNotReady if
     the step that was named, or, for the newest, one of all shards, could not be had this time.
     """
+    if indices is None and variable.is_keyed:
+        raise InvalidSpec(f"variable {variable.name!r} has no size: name the keys of the rows that are to be read; a checkpoint has all")
     shape = (variable.num_rows,) if indices is None else indices.shape
     flat = None if indices is None else np.ascontiguousarray(indices).reshape(-1)
     values = np.empty((variable.num_rows if flat is None else len(flat), *variable.shape[1:]), variable.data_type.dtype)
@@ -140,9 +142,10 @@ def _parts(layout: Layout, name: str, indices: Array | None) -> Iterator[_Part]:
             if len(indices):
                 yield _Part(position, indices, slice(0, len(indices)))
         else:
-            found = np.flatnonzero((indices >= piece.start) & (indices < piece.stop))
+            least, greatest = piece.index_range
+            found = np.flatnonzero((indices >= least) & (indices <= greatest))
             if len(found):
-                yield _Part(position, indices[found] - piece.start, found)
+                yield _Part(position, indices[found] - piece.first_index, found)
 
 
 def _runs(position: int, piece: VariableSlice) -> Iterator[_Part]:
@@ -203,7 +206,7 @@ class ModelReader:
         spec = self._spec(name)
         if not spec.is_sparse:
             raise InvalidSpec(f"variable {name!r} is dense: read() gives it; only an EmbeddingTable is read by rows")
-        wanted = None if indices is None else checked_indices(f"rows of {name!r}", indices, num_rows=spec.num_rows)
+        wanted = None if indices is None else row_indices(f"rows of {name!r}", indices, spec)
         if step is not None:
             return read_rows(self._shards, self._layouts, spec, wanted, step=step)
         return self._newest_rows(spec, wanted, is_aligned=is_aligned)

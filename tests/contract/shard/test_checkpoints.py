@@ -20,9 +20,10 @@ from ps_protocol.errors import (
     StepAhead,
     Superseded,
 )
+from ps_protocol.model.keys import NUM_BUCKETS
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
-from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, VariableSpec
+from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, RowKeys, VariableSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
     Adoption,
@@ -75,6 +76,14 @@ VARIABLES = (
         is_sparse=True,
         partition=Partition(axis=0, num_slices=3),
         initializer=Initializer(kind=InitializerKind.UNIFORM, low=-1.0, high=1.0, seed=5),
+    ),
+    VariableSpec(
+        name="clicks",
+        data_type=DataType.FLOAT32,
+        shape=(NUM_BUCKETS, 3),
+        is_sparse=True,
+        initializer=Initializer(kind=InitializerKind.NORMAL, low=0.5, high=2.0, seed=9),
+        keys=RowKeys.UINT64,
     ),
     VariableSpec(name="users", data_type=DataType.FLOAT64, shape=(17, 2), is_sparse=True, optimizer=LAZY_ADAM),
 )

@@ -8,6 +8,7 @@ import numpy as np
 
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.checkpoint.manifest import ManifestEncoder, manifest_sha256
+from ps_protocol.model.keys import spread
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
@@ -37,6 +38,8 @@ from tests.support.parameter_servers.shards import telling
 
 NUM_WORKERS = 2
 CHIEF = 2
+# Of keyed tables, spread; a step has gradients for some of them.
+KEYS = spread(np.arange(-40, 80, 3, dtype=np.int64))
 
 
 @dataclass(kw_only=True)
@@ -138,7 +141,7 @@ class ShardedTraining:
 
     def state(self) -> dict[str, bytes]:
         """All variables, slots and averages, put together from the shards, as bytes."""
-        states = {variable.name: _zeros(variable) for variable in self.model.variables}
+        states = {variable.name: _zeros(variable) for variable in self.model.variables if not variable.is_keyed}
         for index, (shard, layout) in enumerate(zip(self.shards, self.layouts, strict=True)):
             self._read_dense(shard, layout, states)
             for position, piece in enumerate(layout.tables):
@@ -167,11 +170,16 @@ class ShardedTraining:
         optimizer = piece.variable.optimizer or self.model.optimizer
         slots = {"momentum": ("momentum",), "adagrad": ("accumulator",), "adam": ("m", "v")}.get(optimizer.name, ())
         for slot in ("", *slots):
-            into = np.empty(piece.shape, piece.variable.data_type.dtype)
+            keys = KEYS[_is_here(KEYS, piece)] if piece.variable.is_keyed else np.arange(piece.shape[0])
+            into = np.empty((len(keys), *piece.shape[1:]), piece.variable.data_type.dtype)
             request = RowsRequest(epoch=self.epoch, layout_hash=self.layouts[index].hash, table=position, step=None, slot=slot)
-            shard.read_rows(request, np.arange(piece.shape[0]), Segments([_bytes_of(into)]))
-            target = states.setdefault(piece.variable.name + (f"@{slot}" if slot else ""), _zeros(piece.variable))
-            _cut(target, piece)[...] = into
+            shard.read_rows(request, keys, Segments([_bytes_of(into)]))
+            name = piece.variable.name + (f"@{slot}" if slot else "")
+            if piece.variable.is_keyed:
+                target = states.setdefault(name, np.zeros((len(KEYS), *into.shape[1:]), into.dtype))
+                target[_is_here(KEYS, piece)] = into
+            else:
+                _cut(states.setdefault(name, _zeros(piece.variable)), piece)[...] = into
 
     def push(self, index: int, push_id: PushId) -> None:
         """Gives a shard its part of a contribution to the present step."""
@@ -181,9 +189,9 @@ class ShardedTraining:
             if self.step % 2 and piece.variable.name == self.model.variables[-1].name:
                 continue
             rows, values = _rows(piece.variable, seed=seed)
-            is_here = (rows >= piece.start) & (rows < piece.stop)
+            is_here = _is_here(rows, piece)
             parts.append(SparsePart(table=position, num_rows=int(is_here.sum())))
-            pieces += [_bytes_of(rows[is_here] - piece.start), _bytes_of(values[is_here])]
+            pieces += [_bytes_of(rows[is_here] - piece.first_index), _bytes_of(values[is_here])]
         header = PushHeader(
             era=era(self.epoch),
             push_id=push_id,
@@ -214,8 +222,14 @@ def _values(variable: VariableSpec, *, seed: int) -> Array:
 
 def _rows(variable: VariableSpec, *, seed: int) -> tuple[Array, Array]:
     rng = np.random.default_rng([zlib.crc32(variable.name.encode()), seed])
-    rows = np.sort(rng.choice(variable.num_rows, size=max(1, variable.num_rows // 2), replace=False)).astype("<i8")
+    known = KEYS if variable.is_keyed else np.arange(variable.num_rows)
+    rows = np.sort(rng.choice(known, size=max(1, known.size // 2 if not variable.is_keyed else 9), replace=False)).astype("<i8")
     return rows, rng.standard_normal((rows.size, *variable.shape[1:])).astype(variable.data_type.dtype)
+
+
+def _is_here(rows: Array, piece: VariableSlice) -> Array:
+    least, greatest = piece.index_range
+    return (rows >= least) & (rows <= greatest)
 
 
 def _zeros(variable: VariableSpec) -> Array:

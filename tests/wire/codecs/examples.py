@@ -13,6 +13,7 @@ from ps_protocol import errors
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model import policy
 from ps_protocol.model.data import DataMarks, DataPass, DataSpec
+from ps_protocol.model.keys import NUM_BUCKETS
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
@@ -24,6 +25,7 @@ from ps_protocol.model.variables import (
     Initializer,
     InitializerKind,
     Partition,
+    RowKeys,
     SparseMean,
     VariableSpec,
 )
@@ -94,6 +96,13 @@ COMMIT = chief.PushCommit(push_id=ID, step=4, staged=True)
 RESULT = chief.CommitResult(outcome=chief.PushOutcome.DUPLICATE, global_step=5, first_outcome=chief.PushOutcome.LATE)
 _OF_KIND: dict[ConstraintKind, Any] = {ConstraintKind.FORMULA: {"formula": "max(v, 0)"}, ConstraintKind.CLIP: {"low": -1.5, "high": 2.0}}
 DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=2, shuffle_seed=7)
+KEYED = [
+    VariableSpec(
+        name="keyed", data_type=DataType.FLOAT32, shape=(NUM_BUCKETS, 2), is_sparse=True, keys=keys,
+        initializer=Initializer(kind=InitializerKind.NORMAL, high=1.0),
+    )
+    for keys in (RowKeys.INT64, RowKeys.UINT64)
+]  # fmt: skip
 LIKE_TABLE = {kind: dataclasses.replace(TABLE, initializer=Initializer(kind=kind)) for kind in InitializerKind}
 # By a type, or by the name of a field: all that stands for it.
 KNOWN: dict[Any, tuple[Any, ...]] = {
@@ -101,7 +110,7 @@ KNOWN: dict[Any, tuple[Any, ...]] = {
     DataMarks: (DataMarks(data=DATA, epoch=1, position=1, passes=(DataPass(epoch=1, done=b"\x01"), DataPass(epoch=2, done=b"\x00"))),),
     errors.PsError: (errors.StorageFull("no room", facts={"free": "0"}),),
     Constraint: tuple(Constraint(kind=kind, **_OF_KIND.get(kind, {"high": 2.0})) for kind in ConstraintKind),
-    VariableSpec: (DENSE, TABLE, W, B, FORMULAS, *LIKE_TABLE.values()),
+    VariableSpec: (DENSE, TABLE, W, B, FORMULAS, *LIKE_TABLE.values(), *KEYED),
     VariableSlice: (*MIXED, *SLICES),
     Layout: (Layout(MIXED), Layout(())),
     OptimizerSpec: (ADAM, CUSTOM, STATISTIC, MODEL.optimizer),

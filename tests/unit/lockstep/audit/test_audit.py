@@ -30,7 +30,7 @@ from tests.support.parameter_servers.sharded_training import NUM_WORKERS, Sharde
 from tests.support.parameter_servers.shards import telling
 
 # Of the records of each process.
-_BOUND = 40_000
+_BOUND = 60_000
 
 
 class _Noted(ForwardingShard):

@@ -12,8 +12,9 @@ from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.variables import Array, DataType, Initializer, InitializerKind, VariableSpec
 from ps_server.numbers import tables as table_module
+from ps_server.numbers.first_rows import fill_table
 from ps_server.numbers.memory import MemoryBudget
-from ps_server.numbers.tables import RowGradient, Table, check_indices, fill_table, in_order, mean_of_rows
+from ps_server.numbers.tables import RowGradient, Table, check_indices, in_order, mean_of_rows
 from ps_server.optimizers.rule import NUM_SCRATCH, UpdateRule
 
 # A table's rows, slots and journal: an update of rows is that of the same rows of a dense variable, and readers see one step only.
@@ -42,7 +43,7 @@ def _step(table: Table, gradient: RowGradient, *, step: int) -> None:
     table._rule.begin(step)
     table.apply(gradient)
     table._rule.advance()
-    table.count_journals()
+    table.count_growth()
 
 
 ALL = np.arange(NUM_ROWS)
@@ -343,12 +344,14 @@ def test_mean_is_memory_of_its_own() -> None:
 
 
 def test_index_out_of_range_is_named_with_its_position() -> None:
-    check_indices(np.array([0, 9]), num_rows=10, name="emb")
-    check_indices(np.empty(0, np.int64), num_rows=0, name="emb")
+    spec = VariableSpec(name="emb", data_type=DataType.FLOAT32, shape=(40, 1), is_sparse=True)
+    first, last = VariableSlice(variable=spec, start=0, stop=10), VariableSlice(variable=spec, start=30, stop=40)
+    check_indices(np.array([0, 9]), first)
+    check_indices(np.empty(0, np.int64), VariableSlice(variable=spec, start=5, stop=5))
     with pytest.raises(IndexOutOfRange, match=r"^variable 'emb': indices\[2\] = 10, want 0 to 9$"):
-        check_indices(np.array([0, 9, 10, 11]), num_rows=10, name="emb")
+        check_indices(np.array([0, 9, 10, 11]), first)
     with pytest.raises(IndexOutOfRange, match=r"indices\[0\] = -1, want 0 to 9, counted from row 30, the first one here"):
-        check_indices(np.array([-1]), num_rows=10, name="emb", first_row=30)
+        check_indices(np.array([-1]), last)
 
 
 def test_a_table_that_makes_its_own_first_values_counts_them_and_makes_the_same_ones_in_any_portions(

@@ -1,0 +1,177 @@
+"""Keyed tables: rows are made by gradients, and behave as those of a table of a size; first values follow from seed and key alone."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, StepGone
+from ps_protocol.model.keys import NUM_BUCKETS, key_range, spread
+from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
+from ps_protocol.model.variables import Array, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
+from ps_server.numbers.first_rows import rows_of_keys
+from ps_server.numbers.memory import MemoryBudget
+from ps_server.numbers.tables import RowGradient, Table, check_indices
+from ps_server.optimizers.rule import UpdateRule
+
+WIDTH = 3
+ONES = Initializer(kind=InitializerKind.CONSTANT, low=1.0)
+UNIFORM = Initializer(kind=InitializerKind.UNIFORM, low=-1.0, high=3.0, seed=4)
+NORMAL = Initializer(kind=InitializerKind.NORMAL, low=2.0, high=0.5, seed=4)
+KEYS = spread(np.array([7, -7, 0, 1 << 62], np.int64))
+TABLE_OPTIMIZERS = sorted(
+    name for name in GRADIENT_OPTIMIZERS if not OptimizerSpec(name=name, learning_rate=constant(0.5)).needs_whole_variables
+)
+
+
+def _piece(initializer: Initializer = ONES, *, stop: int = NUM_BUCKETS, data_type: DataType = DataType.FLOAT64) -> VariableSlice:
+    spec = VariableSpec(
+        name="emb", data_type=data_type, shape=(NUM_BUCKETS, WIDTH), is_sparse=True, initializer=initializer, keys=RowKeys.INT64
+    )
+    return VariableSlice(variable=spec, start=0, stop=stop)
+
+
+def _table(optimizer: str = "sgd", *, budget: MemoryBudget | None = None, **options: Any) -> Table:
+    rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
+    table = Table(_piece(**options), rule, budget=budget or MemoryBudget(None, owner="ps 0"), step=0)
+    table.fill_initial(0)
+    return table
+
+
+def _step(table: Table, keys: Array, value: float = 1.0, *, step: int = 0) -> None:
+    order = np.argsort(keys)
+    rows = (np.arange(1, len(keys) + 1, dtype=np.float64)[:, None] * value * np.ones(WIDTH))[order]
+    table._rule.begin(step)
+    with np.errstate(all="ignore"):  # as in a step of a shard
+        table.apply(RowGradient(indices=keys[order], rows=rows.astype(table.piece.variable.data_type.sum_dtype)))
+    table._rule.advance()
+    table.count_growth()
+
+
+@pytest.mark.parametrize("optimizer", TABLE_OPTIMIZERS)
+@pytest.mark.parametrize("data_type", [DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64])
+def test_rows_become_what_those_of_a_table_of_a_size_become(optimizer: str, data_type: DataType) -> None:
+    keyed = _table(optimizer, data_type=data_type)
+    spec = VariableSpec(name="emb", data_type=data_type, shape=(len(KEYS), WIDTH), is_sparse=True, initializer=ONES)
+    rule = OptimizerSpec(name=optimizer, learning_rate=constant(0.5))
+    if "lazy" in rule.kind.hyperparameters:
+        rule = OptimizerSpec(name=optimizer, learning_rate=constant(0.5), hyperparameters={"lazy": 1.0})
+    fixed = Table(VariableSlice(variable=spec, start=0, stop=len(KEYS)), UpdateRule(rule), budget=MemoryBudget(None, owner="ps 0"), step=0)
+    fixed.fill_initial(0)
+    for step, some in enumerate(([0, 1], [1, 2, 3], [0], [3, 2, 1, 0])):
+        _step(keyed, KEYS[some], step=step)
+        _step(fixed, np.array(some), step=step)
+    every = np.arange(len(KEYS))
+    assert keyed.take(KEYS, step=None).tobytes() == fixed.take(every, step=None).tobytes()
+    for name in fixed.slots:
+        assert keyed.take_slot(name, KEYS).tobytes() == fixed.take_slot(name, every).tobytes()
+
+
+def test_reading_unknown_keys_gives_their_first_values_and_makes_no_row() -> None:
+    table = _table("adagrad", initializer=UNIFORM)
+    expected = rows_of_keys(UNIFORM, KEYS, width=WIDTH, dtype=np.dtype(np.float64))
+    np.testing.assert_array_equal(table.take(KEYS, step=0), expected)
+    np.testing.assert_array_equal(table.take_slot("accumulator", KEYS), np.full((4, WIDTH), 0.1))
+    assert table.num_rows == 0
+    _step(table, KEYS[:1])
+    assert table.num_rows == 1
+    np.testing.assert_array_equal(table.take(KEYS[1:], step=1), expected[1:])
+
+
+def test_readers_of_the_step_before_see_it_though_rows_were_made_since() -> None:
+    table = _table()
+    _step(table, KEYS[:2])
+    _step(table, KEYS[1:3], step=1)
+    np.testing.assert_array_equal(table.take(KEYS, step=1)[:, 0], [0.5, 0.0, 1.0, 1.0])
+    np.testing.assert_array_equal(table.take(KEYS, step=2)[:, 0], [0.5, -0.5, 0.0, 1.0])
+    with pytest.raises(StepGone):
+        table.take(KEYS, step=0)
+
+
+def test_on_arrival_rows_are_made_before_they_are_changed() -> None:
+    table = _table()
+    order = np.sort(KEYS)
+    table.make_rows(order)
+    table.apply_on_arrival(RowGradient(indices=order, rows=np.ones((4, WIDTH))))
+    np.testing.assert_array_equal(table.take(KEYS, step=None), np.full((4, WIDTH), 0.5))
+
+
+@given(
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=30), st.sampled_from([UNIFORM, NORMAL, ONES]), st.integers(1, 9)
+)
+def test_first_values_follow_from_seed_and_key_alone(keys: list[int], initializer: Initializer, width: int) -> None:
+    spread_keys = spread(np.array(keys, np.int64))
+    together = rows_of_keys(initializer, spread_keys, width=width, dtype=np.dtype(np.float32))
+    apart = [rows_of_keys(initializer, spread_keys[at : at + 1], width=width, dtype=np.dtype(np.float32)) for at in range(len(keys))]
+    np.testing.assert_array_equal(together, np.concatenate(apart))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_first_values_have_the_distribution_that_was_asked_for(dtype: Any) -> None:
+    keys = spread(np.arange(20_000))
+    uniform = rows_of_keys(UNIFORM, keys, width=5, dtype=np.dtype(dtype))
+    normal = rows_of_keys(NORMAL, keys, width=5, dtype=np.dtype(dtype))
+    assert (uniform.dtype, normal.dtype) == (dtype, dtype)
+    assert -1.0 <= uniform.min() < -0.999 and 2.999 < uniform.max() <= 3.0
+    np.testing.assert_allclose(np.quantile(uniform, [0.25, 0.5, 0.75]), [0, 1, 2], atol=0.03)
+    assert (normal.mean(), normal.std()) == (pytest.approx(2.0, abs=0.01), pytest.approx(0.5, abs=0.01))
+    # Neither elements of a row nor rows of keys that follow each other have anything in common.
+    for values in (uniform, normal):
+        assert np.abs(np.corrcoef(values.T) - np.eye(5)).max() < 0.03
+        assert abs(np.corrcoef(values[1:, 0], values[:-1, 0])[0, 1]) < 0.03
+    other = rows_of_keys(Initializer(kind=InitializerKind.UNIFORM, low=-1.0, high=3.0, seed=5), keys, width=5, dtype=np.dtype(dtype))
+    assert abs(np.corrcoef(uniform.reshape(-1), other.reshape(-1))[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("width", [16, 64])
+def test_a_row_takes_at_most_a_quarter_more_than_key_values_and_slots(optimizer: str, width: int) -> None:
+    spec = VariableSpec(
+        name="emb", data_type=DataType.FLOAT32, shape=(NUM_BUCKETS, width), is_sparse=True, initializer=ONES, keys=RowKeys.INT64
+    )
+    rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
+    table = Table(VariableSlice(variable=spec, start=0, stop=NUM_BUCKETS), rule, budget=MemoryBudget(None, owner="ps 0"), step=0)
+    needed = 8 + (1 + len(table.slots)) * 4 * width
+    table.make_rows(np.sort(spread(np.arange(300_000))))
+    assert table.index is not None
+    places = table.index._places
+    at_seventy_percent = needed + places.nbytes / (0.7 * places.num_places)
+    assert at_seventy_percent <= 1.25 * needed
+
+
+def test_rows_are_counted_in_the_budget_and_given_back() -> None:
+    budget = MemoryBudget(1 << 20, owner="ps 0")
+    table = _table("momentum", budget=budget)
+    before = budget.allocated_bytes
+    _step(table, np.sort(spread(np.arange(3000))))
+    rows_bytes = 3000 * (8 + 2 * 8 * WIDTH)
+    assert rows_bytes < budget.allocated_bytes - before < 3 * rows_bytes
+    assert table.slots_bytes == 3000 * 8 * WIDTH
+    with pytest.raises(LimitExceeded, match="9000000 rows of variable 'emb'"):
+        table.extend(spread(np.arange(9_000_000)))
+    table.release()
+    assert budget.allocated_bytes == before == 0
+
+
+def test_a_slice_takes_only_the_keys_of_its_buckets() -> None:
+    piece = _piece(stop=NUM_BUCKETS // 2)
+    least, greatest = key_range(0, NUM_BUCKETS // 2)
+    check_indices(np.array([least, greatest]), piece)
+    for key in (least - 1 if least > -(1 << 63) else greatest + 1, greatest + 1):
+        with pytest.raises(IndexOutOfRange, match=f"indices\\[1\\] = {key}"):
+            check_indices(np.array([least, key]), piece)
+
+
+def test_only_tables_that_make_their_own_rows_have_keys() -> None:
+    for changes in ({"is_sparse": False}, {"initializer": None}, {"shape": (10, 2)}):
+        options: dict[str, Any] = {"is_sparse": True, "initializer": ONES, "shape": (NUM_BUCKETS, 2)} | changes
+        with pytest.raises(InvalidSpec):
+            VariableSpec(name="emb", data_type=DataType.FLOAT32, keys=RowKeys.INT64, **options)
+    zero_row = Initializer(kind=InitializerKind.UNIFORM, high=1.0, zero_row=3)
+    with pytest.raises(InvalidSpec, match="rows with keys have no number"):
+        VariableSpec(
+            name="emb", data_type=DataType.FLOAT32, shape=(NUM_BUCKETS, 2), is_sparse=True, initializer=zero_row, keys=RowKeys.INT64
+        )
