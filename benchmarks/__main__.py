@@ -32,6 +32,7 @@ SUITES = {
     "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
     "outer": ("suites.coordination.outer", "gradients of each step, beside outer steps of several inner ones: loss, bytes, time"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),
+    "dynamic_table": ("suites.server.dynamic_table", "a table with keys beside one of a fixed size with the same rows"),
     "scale_workers": ("suites.scale.workers", "1,000 workers that wait for one chief"),
     "scale_variables": ("suites.scale.variables", "the same bytes in 10,000 variables and in 10"),
     "scale_servers": ("suites.scale.servers", "64 parameter servers: start, step, status, end"),

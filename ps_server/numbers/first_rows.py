@@ -69,13 +69,15 @@ def rows_of_keys(initializer: Initializer, keys: Array, *, width: int, dtype: np
     is_uniform = initializer.kind is InitializerKind.UNIFORM
     seed = np.array([initializer.seed], np.uint64)
     mix(seed)
-    # A word for each element, or for each two normally distributed ones. `keys` are random already.
-    words = (keys.view(np.uint64) ^ seed)[:, None] + np.arange(1, (width if is_uniform else -(-width // 2)) + 1, dtype=np.uint64) * _STEP
+    # Half a word for an element, or a whole one for a uniform one of float64. `keys` are random already.
+    num_words = width if is_uniform and dtype.itemsize == 8 else -(-width // 2)
+    words = (keys.view(np.uint64) ^ seed)[:, None] + np.arange(1, num_words + 1, dtype=np.uint64) * _STEP
     mix(words)
     if is_uniform:
-        bits = np.finfo(dtype).nmant + 1
-        made: Array = (words >> np.uint64(64 - bits)).astype(dtype)
-        made *= (initializer.high - initializer.low) / (1 << bits)
+        parts = words.astype("<u8", copy=False).view(f"<u{dtype.itemsize}")[:, :width]
+        num_bits = 8 * dtype.itemsize - np.finfo(dtype).nmant - 1
+        made: Array = (parts >> parts.dtype.type(num_bits)).astype(dtype)
+        made *= dtype.type((initializer.high - initializer.low) * 2.0 ** (num_bits - 8 * dtype.itemsize))
         made += dtype.type(initializer.low)
         np.minimum(made, dtype.type(initializer.high), out=made)
         return made

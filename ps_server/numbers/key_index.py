@@ -54,7 +54,7 @@ class KeyIndex:
 
     def find(self, keys: Array) -> Array:
         """Returns the row number of each key, int64; -1 for those that are not there, or are being added."""
-        return self._places.find(keys, self.keys)
+        return self._places.find(keys, self.keys) if self.num_rows else np.full(keys.size, -1)
 
     def add(self, keys: Array) -> None:
         """Gives the next row numbers to keys that are not there, each different, in order."""
@@ -134,35 +134,36 @@ class _Places:
 
     def find(self, keys: Array, keys_by_row: Array) -> Array:
         """Returns the row numbers; -1 where there is none."""
-        found = np.full(keys.size, -1, np.int64)
         buckets, tags = self._hashes(keys)
         wanted = tags.astype(np.uint64) * _ONES
-        at: Array | None = None  # positions in `keys` of those that are still looked for; None: all
-        while True:
+        words = np.take(self._words, buckets, mode="clip")
+        matches = _equal_bytes(words ^ wanted)
+        found, is_same = self._first_matches(matches, buckets, keys, keys_by_row)
+        # Most are there. Others have another key with the same tag before them, or their bucket was full.
+        at = np.flatnonzero(~is_same)
+        found[at] = -1
+        keys, buckets, wanted, words, matches = keys[at], buckets[at], wanted[at], words[at], matches[at]
+        while at.size:
+            # Another place of the same bucket, or the first one of the next.
+            matches &= matches - _ONE
+            goes_on = matches == 0
+            rest = np.flatnonzero(~goes_on | (words >> _TOP != 0))
+            at, keys, goes_on = at[rest], keys[rest], goes_on[rest]
+            buckets, wanted = (buckets[rest] + goes_on) & (self.num_buckets - 1), wanted[rest]
             words = np.take(self._words, buckets, mode="clip")
-            self._match(found, at, keys, buckets, _equal_bytes(words ^ wanted), keys_by_row)
-            # A full bucket is followed by the next.
-            goes_on = (words >> _TOP != 0) & ((found if at is None else found[at]) < 0)
-            rest = np.flatnonzero(goes_on)
-            if not rest.size:
-                return found
-            at = rest if at is None else at[rest]
-            buckets, wanted = (buckets[rest] + 1) & (self.num_buckets - 1), wanted[rest]
-
-    def _match(self, found: Array, at: "Array | None", keys: Array, buckets: Array, matches: Array, keys_by_row: Array) -> None:
-        """Enters the rows of those whose tag and key are in their bucket."""
-        while True:
-            some = np.flatnonzero(matches)
-            if not some.size:
-                return
-            buckets, matches = buckets[some], matches[some]
-            at = some if at is None else at[some]
-            # The lowest bit that is set is that of the first place with the tag.
-            lanes = _ones_of((matches & -matches) - _ONE >> np.uint64(7))
-            rows = np.take(self._rows, buckets * _LANES + lanes, mode="clip").astype(np.int64)
-            is_same = np.take(keys_by_row, rows, mode="clip") == keys[at]
+            matches = np.where(goes_on, _equal_bytes(words ^ wanted), matches[rest])
+            rows, is_same = self._first_matches(matches, buckets, keys, keys_by_row)
             found[at[is_same]] = rows[is_same]
-            matches = np.where(is_same, np.uint64(0), matches & (matches - _ONE))
+            left = np.flatnonzero(~is_same)
+            at, keys, buckets, wanted, words, matches = at[left], keys[left], buckets[left], wanted[left], words[left], matches[left]
+        return found
+
+    def _first_matches(self, matches: Array, buckets: Array, keys: Array, keys_by_row: Array) -> tuple[Array, Array]:
+        """Returns the row in the first place whose tag matches, and whether it has the key."""
+        # The lowest bit that is set is that of the first place; without any, the row is some other, perhaps by chance that of the key.
+        lanes = _ones_of((matches & -matches) - _ONE >> np.uint64(7))
+        rows = np.take(self._rows, buckets * _LANES + lanes, mode="clip")
+        return rows.astype(np.int64), np.take(keys_by_row, rows, mode="clip") == keys
 
     def _hashes(self, keys: Array) -> tuple[Array, Array]:
         """Returns each key's first bucket, and its tag, which is not 0."""

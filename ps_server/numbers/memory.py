@@ -4,7 +4,7 @@ import mmap
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -120,7 +120,10 @@ def growing_bytes(nbytes: int) -> Array:
     Raises OSError, MemoryError.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    return np.frombuffer(mmap.mmap(-1, max(1, nbytes), flags=flags), np.uint8)[:nbytes]
+    memory = mmap.mmap(-1, max(1, nbytes), flags=flags)
+    with suppress(AttributeError, OSError):  # not every system knows it
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)[:nbytes]
 
 
 class VariablesMemory(Protocol):
