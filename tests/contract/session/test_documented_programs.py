@@ -93,6 +93,7 @@ BEFORE = {
     ("docs/explanation/policies.md", 1): MODEL + "import io; times = io.StringIO()",
     ("docs/how-to/sparse.md", 0): SESSION + "indices = np.arange(5)\n"
     "w_gradient, row_gradients = np.ones((16, 1), np.float32), np.ones((5, 16), np.float32)",
+    ("docs/how-to/sparse.md", 1): SESSION,
     ("docs/reference/api.md", 0): "import numpy as np; initial_values = {'w': np.zeros(3)}\n"
     "def compute_gradients(variables): return {'w': np.ones(3)}",
     ("docs/reference/optimizers.md", 2): SESSION
