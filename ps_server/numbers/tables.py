@@ -173,6 +173,7 @@ class Table:
             self.release()
             raise
         self._progress = _Progress(step)
+        self.count_growth()
 
     @property
     def num_rows(self) -> int:

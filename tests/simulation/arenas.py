@@ -1,11 +1,23 @@
-"""The bytes of a simulated shard: numbers laid out as its layout says. Knows no process."""
+"""The bytes of a simulated shard: numbers laid out as its layout says, and rows of its table. Knows no process.
+
+All that is pushed for a variable is pushed for the rows of some keys, too; so these rows always have the values of the variable.
+"""
 
 from collections.abc import Callable
 
 import numpy as np
 
+from ps_protocol.model.keys import spread
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.contribution import PushId
+
+# What all variables, and all rows, begin with.
+FIRST_VALUE = 3.0
+_KEYS = np.sort(spread(np.arange(12)))
+_NUM_OTHERS = 40
+# What a server reserves at most for the rows of a contribution: three copies, and what it may have to make.
+PUSHED_ROWS_BYTES = (len(_KEYS) + 1) * (3 * (8 + 16) + 38 + 2 * 16)
 
 
 def arena_of(layout: Layout, numbers: Callable[[int], Array]) -> Array:
@@ -18,3 +30,22 @@ def arena_of(layout: Layout, numbers: Callable[[int], Array]) -> Array:
         view[...] = values[at : at + view.size].reshape(view.shape)
         at += view.size
     return memory
+
+
+def keys_of(layout: Layout) -> Array:
+    """Returns the keys, spread and sorted, whose rows at this shard get what its variable gets."""
+    return _here(layout, _KEYS)
+
+
+def push_of(layout: Layout, push_id: PushId, numbers: Callable[[int], Array]) -> tuple[Array, int]:
+    """Returns the bytes of a contribution, and how many rows it has: those of `keys_of`, and perhaps that of a key of its own."""
+    arena = arena_of(layout, numbers)
+    other = spread(np.array([1000 + (push_id.worker * 7 + push_id.sequence) % _NUM_OTHERS]))
+    keys = np.sort(_here(layout, np.concatenate([_KEYS, other])))
+    rows = np.broadcast_to(numbers(layout.tables[0].variable.shape[1]), (keys.size, layout.tables[0].variable.shape[1]))
+    return np.concatenate([arena, keys.view(np.uint8), np.ascontiguousarray(rows).reshape(-1).view(np.uint8)]), keys.size
+
+
+def _here(layout: Layout, keys: Array) -> Array:
+    least, greatest = layout.tables[0].index_range
+    return keys[(keys >= least) & (keys <= greatest)]

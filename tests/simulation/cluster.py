@@ -9,13 +9,15 @@ from typing import Any
 from chief.options import CheckpointConfig, CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.checkpoint.manifest import decode_json
+from ps_protocol.model.keys import NUM_BUCKETS
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import TokenMode
 from ps_protocol.model.spec import NO_CLIP, ClipSpec, ModelSpec, PlacementPolicy
-from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.model.variables import DataType, Initializer, InitializerKind, RowKeys, VariableSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
 from ps_protocol.roles.request import Request
+from tests.simulation.arenas import FIRST_VALUE
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
 from tests.simulation.follower import SimulatedFollower
@@ -470,7 +472,15 @@ def _user_states(fields: dict[str, Any]) -> dict[int, str]:
 
 def _model(scenario: Scenario) -> ModelSpec:
     variables = tuple(VariableSpec(name=f"w{index}", data_type=DataType.FLOAT32, shape=(SIZE,)) for index in range(scenario.num_shards))
+    table = VariableSpec(
+        name="rows",
+        data_type=DataType.FLOAT32,
+        shape=(NUM_BUCKETS, SIZE),
+        is_sparse=True,
+        initializer=Initializer(kind=InitializerKind.CONSTANT, low=FIRST_VALUE),
+        keys=RowKeys.INT64,
+    )
     optimizer = OptimizerSpec(name="momentum", learning_rate=constant(LEARNING_RATE), hyperparameters={"momentum": MOMENTUM})
     # So large a norm that nothing is scaled: what matters is the way through PrepareStep.
     clip = ClipSpec(global_norm=1e6) if scenario.has_norms else NO_CLIP
-    return ModelSpec(variables=variables, optimizer=optimizer, placement=PlacementPolicy(), clip=clip)
+    return ModelSpec(variables=(*variables, table), optimizer=optimizer, placement=PlacementPolicy(), clip=clip)

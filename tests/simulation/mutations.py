@@ -39,6 +39,7 @@ from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.numbers import apply
+from ps_server.numbers.tables import Table
 from ps_server.shard.followed import FollowedWeights
 from ps_server.shard.gate import AdmittedWorkers, Fences
 from ps_server.shard.shard import Shard, ShardHistory
@@ -649,6 +650,11 @@ def _keeps_the_memory_of_contributions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StagingMemory, "take_back", lambda self, staged: None)
 
 
+def _restores_too_few_rows(patch: pytest.MonkeyPatch) -> None:
+    extend = Table.extend
+    patch.setattr(Table, "extend", lambda table, keys: extend(table, keys[1:]))
+
+
 def _loses_what_was_counted_in_a_change(patch: pytest.MonkeyPatch) -> None:
     install = Training._install
 
@@ -769,6 +775,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved, first_seed=1018),
     "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1294),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill"), first_seed=1027),
+    "a restored table lacks a row": Mutation("5", _restores_too_few_rows, has("kill")),
     "a restored server begins the phase of training again": Mutation("5", _forgets_the_phase_of_training, has("kill"), first_seed=1020),
     "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order, first_seed=1068),
     "an applied step opens no other": Mutation("6", _leaves_callers_waiting, first_seed=1009),

@@ -22,6 +22,8 @@ from tests.simulation.rules import Changes, PolicyRules, Setting, weight_of
 LEARNING_RATE, MOMENTUM = 0.5, 0.25
 # More than a chief's record takes here.
 _RECORD_BYTES = 4096
+# Of all rows that a table gets here, with slots and a step's journal, twice.
+_ROWS_BYTES = 8192
 
 
 class BrokenPromise(AssertionError):
@@ -71,8 +73,8 @@ class Room:
 
     @property
     def max_bytes(self) -> int:
-        """How much it may allocate: a copy of its state while that is written, and the chief's record besides."""
-        return 2 * self.at_rest + _RECORD_BYTES + self.max_staged * (self.push_bytes + ALIGNMENT)
+        """How much it may allocate: a copy of its state while that is written, rows that it makes, and the chief's record besides."""
+        return 2 * self.at_rest + _RECORD_BYTES + _ROWS_BYTES + self.max_staged * (self.push_bytes + ALIGNMENT)
 
 
 class Oracle:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import InternalError, PsError, Unavailable
-from ps_protocol.model.layout import Segments
+from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.history import History
 from ps_protocol.roles.shard import (
@@ -19,6 +19,7 @@ from ps_protocol.roles.shard import (
     PushResult,
     ReadRequest,
     RestoreRequest,
+    RowsRequest,
     SaveRequest,
     SaveState,
     ShardSettings,
@@ -28,8 +29,9 @@ from ps_protocol.roles.shard import (
 )
 from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.serving.local import InProcessShard
+from tests.simulation.arenas import PUSHED_ROWS_BYTES, keys_of
 from tests.simulation.disk import Crash
-from tests.simulation.oracle import LEARNING_RATE, Oracle
+from tests.simulation.oracle import LEARNING_RATE, BrokenPromise, Oracle
 from tests.simulation.tasks import Answer, Life
 from tests.simulation.world import World
 
@@ -55,7 +57,7 @@ class ShardNode:
         oracle.emptied(life.name)
         self._asked_to_restore: RestoreRequest | None = None
         self._on_crash = on_crash
-        self._layout_hash, self._arena_bytes = "", 0
+        self._layout: Layout | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "ask": self._ask,
             "create": self._create,
@@ -186,13 +188,22 @@ class ShardNode:
             self._oracle.restored(self._place, self._status.fence.life, request, status.step, self._arena(status.fence.epoch))
 
     def _note_layout(self, spec: ShardSpec) -> None:
-        self._layout_hash, self._arena_bytes = spec.layout.hash, spec.layout.nbytes
+        self._layout = spec.layout
         limit = spec.max_staged_per_worker
-        self._oracle.has_room(self._place, self._status.report, push_bytes=spec.layout.nbytes, max_pushes=limit)
+        self._oracle.has_room(self._place, self._status.report, push_bytes=spec.layout.nbytes + PUSHED_ROWS_BYTES, max_pushes=limit)
 
     def _arena(self, epoch: int) -> Array:
-        into = np.empty(self._arena_bytes, np.uint8)
-        self.shard.read(ReadRequest(epoch=epoch, step=None, layout_hash=self._layout_hash), Segments([into]))
+        layout = self._layout
+        if layout is None:
+            return np.empty(0, np.uint8)
+        into = np.empty(layout.nbytes, np.uint8)
+        self.shard.read(ReadRequest(epoch=epoch, step=None, layout_hash=layout.hash), Segments([into]))
+        keys, values = keys_of(layout), layout.view(into, 0)
+        rows = np.empty((keys.size, values.size), np.float32)
+        request = RowsRequest(epoch=epoch, layout_hash=layout.hash, table=0, step=None)
+        self.shard.read_rows(request, keys, Segments([rows.reshape(-1).view(np.uint8)]))
+        if rows.tobytes() != np.broadcast_to(values, rows.shape).tobytes():
+            raise BrokenPromise(f"5: {self._place} has {values}, and as rows of keys that got the same {rows}")
         return into
 
 

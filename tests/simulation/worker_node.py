@@ -18,8 +18,8 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import CommitResult, ModelReply, Participant, PushCommit, Registration
 from ps_protocol.roles.contribution import Attachments, PushId
 from ps_protocol.roles.history import Answered, History, contributed
-from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ShardSpec
-from tests.simulation.arenas import arena_of
+from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ShardSpec, SparsePart
+from tests.simulation.arenas import FIRST_VALUE, arena_of, push_of
 from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle, gradient_of, index_of, lie_of, phase_of, rate_of
 from tests.simulation.rules import weight_of
@@ -215,7 +215,7 @@ class WorkerNode:
             )
             for index, layout in enumerate(self._layouts)
         ]
-        contents = [self._gradient(_FIRST, index) for index in range(len(self._layouts))]
+        contents = [arena_of(layout, lambda size: np.full(size, FIRST_VALUE, np.float32)) for layout in self._layouts]
         await self._at_all("create", list(zip(specs, contents, strict=True)))
 
     async def open(self, model: ModelSpec, reply: ModelReply, *, has_created: bool) -> "WorkerNode":
@@ -238,16 +238,17 @@ class WorkerNode:
             self._oracle.contributed_nothing(me.era.life, push_id)
         calls = []
         for index, layout in enumerate(self._layouts):
+            content, num_rows = self._gradient(push_id, index) if has_gradient else (_NOTHING, 0)
             header = PushHeader(
                 era=me.era,
                 push_id=push_id,
                 step=step,
                 layout_hash=layout.hash,
+                sparse=(SparsePart(table=0, num_rows=num_rows),) if has_gradient else (),
                 absent=() if has_gradient else tuple(range(len(layout.slices))),
                 refused=refused,
                 secret=me.secret,
             )
-            content = self._gradient(push_id, index) if has_gradient else _NOTHING
             if self._history is not None:
                 self._history.write(contributed(header, shard=index), [content])
             calls.append((header, content))
@@ -272,7 +273,8 @@ class WorkerNode:
         self._oracle.has_heard_lies = True
         for name in lies_to:
             layout, shard = self._layouts[index_of(name)], index_of(name)
-            self._calls.lies[name, push_id] = arena_of(layout, lambda size, shard=shard: lie_of(push_id, shard=shard, size=size))  # type: ignore[misc]
+            lie, _ = push_of(layout, push_id, lambda size, shard=shard: lie_of(push_id, shard=shard, size=size))  # type: ignore[misc]
+            self._calls.lies[name, push_id] = lie
 
     async def _hoard(self, calls: list[tuple[PushHeader, Array]]) -> None:
         """Gives more contributions than any server may take, commits none and says nothing of them."""
@@ -349,8 +351,5 @@ class WorkerNode:
         # As connections are given up when the heartbeat has heard that the epoch is over.
         return await self._calls.at_all(method, arguments, is_over=lambda: self.participant is not me)
 
-    def _gradient(self, push_id: PushId, index: int) -> Array:
-        return arena_of(self._layouts[index], lambda size: gradient_of(push_id, shard=index, size=size))
-
-
-_FIRST = PushId(worker=0, incarnation=1, sequence=1)
+    def _gradient(self, push_id: PushId, index: int) -> tuple[Array, int]:
+        return push_of(self._layouts[index], push_id, lambda size: gradient_of(push_id, shard=index, size=size))
