@@ -19,6 +19,8 @@ from ps_protocol.errors import InvalidSpec
 NUM_BUCKETS = 1 << 16
 # The part of a keyed table in a checkpoint that has its keys; no slot of an optimizer has this name, which is none in a formula.
 KEYS_PART = "row keys"
+# And the part that says how lately each row was used, where old rows make room for new ones.
+USE_PART = "row use"
 
 _SHIFT = 48
 _FIRST = NUM_BUCKETS // 2  # keys are signed: bucket 0 has the lowest of them

@@ -102,6 +102,7 @@ def write_VariableSpec(value: VariableSpec, message: Any) -> None:
     if (one := value.partition) is not None:
         write_Partition(one, message.partition)
     message.keys = _RowKeys_NUMBERS[value.keys]
+    message.max_rows = value.max_rows
 
 
 def read_VariableSpec(message: Any) -> VariableSpec:
@@ -118,6 +119,7 @@ def read_VariableSpec(message: Any) -> VariableSpec:
             constraint=read_Constraint(message.constraint) if message.HasField("constraint") else None,
             partition=read_Partition(message.partition) if message.HasField("partition") else None,
             keys=fields.chosen(_RowKeys_MEMBERS, message.keys, "keys"),
+            max_rows=message.max_rows,
         )
     except fields.MalformedMessage as error:
         words = f"{special.variable_place(message)}: {error.message}"

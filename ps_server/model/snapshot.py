@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ps_protocol.model.keys import KEYS_PART
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -80,7 +79,7 @@ def tensors_of(spec: ShardSpec, rules: Sequence[UpdateRule], memory: StateMemory
             yield StateTensor(piece, AVERAGE_PART, layout.view(memory.average, index))
     for piece, parts in zip(layout.tables, memory.tables, strict=True):
         for name, part in parts.items():
-            yield StateTensor(piece, name, part if name == KEYS_PART else part.reshape(len(part), *piece.variable.shape[1:]))
+            yield StateTensor(piece, name, part if part.ndim == 1 else part.reshape(len(part), *piece.variable.shape[1:]))
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)

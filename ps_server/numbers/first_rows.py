@@ -85,5 +85,5 @@ def rows_of_keys(initializer: Initializer, keys: Array, *, width: int, dtype: np
     distance = np.sqrt(-2 * np.log(((words >> np.uint64(32)).astype(np.float64) + 0.5) / (1 << 32)))
     direction = (words & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2 * np.pi / (1 << 32))
     pairs = np.stack([distance * np.cos(direction), distance * np.sin(direction)], axis=-1)
-    made = (pairs.reshape(keys.size, -1)[:, :width] * initializer.high + initializer.low).astype(dtype)
+    made = (pairs.reshape(keys.size, 2 * num_words)[:, :width] * initializer.high + initializer.low).astype(dtype)
     return made

@@ -17,6 +17,7 @@ _LANES = 8
 _MIN_BUCKETS = 1 << 9
 # The next, larger places are begun at this load, so that they are there before searches become long.
 _LOAD_TO_GROW = 0.6
+_LOAD_TO_DOUBLE = 0.4
 # What one call does for the next places at least, and for each key that it adds: some milliseconds, and enough to be done in time.
 _CLEARED_BYTES, _CLEARED_BYTES_PER_KEY = 4 << 20, 64
 _MOVED_ROWS, _MOVED_ROWS_PER_KEY = 1 << 14, 8
@@ -29,9 +30,10 @@ _ONE = np.uint64(1)
 
 
 class KeyIndex:
-    """Numbers keys in the order in which they are added. One thread at a time adds; any number find meanwhile.
+    """Numbers keys in the order in which they are added, and gives numbers of former keys to others. One thread at a time changes it.
 
-    `keys`: by row number, in memory of the owner with room for all that will ever be added; int64.
+    Any number of threads find meanwhile. `keys`: by row number, in memory of the owner with room for all that will ever be added; int64.
+    The place of a key that has lost its row stays until larger places, or new ones of the same size, take over: its row has another key.
     """
 
     def __init__(self, keys: Array) -> None:
@@ -39,8 +41,9 @@ class KeyIndex:
         self.num_rows = 0
         self._places = _Places(_MIN_BUCKETS)
         self._places.clear(self._places.nbytes)
-        # Those that take over when they have all rows.
+        # Those that take over when they have all rows, and how many they have.
         self._next: _Places | None = None
+        self._num_moved = 0
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +53,7 @@ class KeyIndex:
     @property
     def load(self) -> float:
         """The share of the places that are taken."""
-        return self.num_rows / self._places.num_places
+        return self._places.num_taken / self._places.num_places
 
     def find(self, keys: Array) -> Array:
         """Returns the row number of each key, int64; -1 for those that are not there, or are being added."""
@@ -58,38 +61,48 @@ class KeyIndex:
 
     def add(self, keys: Array) -> None:
         """Gives the next row numbers to keys that are not there, each different, in order."""
+        self.replace(np.arange(self.num_rows, self.num_rows + keys.size), keys)
+
+    def replace(self, rows: Array, keys: Array) -> None:
+        """Gives these row numbers, which are taken or the next ones, to keys that are not there, each different."""
         start = 0
         while start < keys.size:
             # Not more at once than the places that are being made can keep up with.
-            part = keys[start : start + self._places.num_places // 16]
-            first, start = self.num_rows, start + part.size
-            self.keys[first : first + part.size] = part
-            self._places.put(part, first)
-            self.num_rows = first + part.size
+            stop = start + self._places.num_places // 16
+            part, numbers = keys[start:stop], rows[start:stop]
+            self.keys[numbers] = part
+            self._places.put(part, numbers)
+            self.num_rows = max(self.num_rows, int(numbers.max()) + 1)
+            if self._next is not None:
+                passed = numbers < self._num_moved
+                self._next.put(part[passed], numbers[passed])
             self._grow(part.size)
+            start = stop
 
     def _grow(self, num_added: int) -> None:
         if self._next is None:
             if self.load < _LOAD_TO_GROW:
                 return
-            self._next = _Places(2 * self._places.num_buckets)
+            # Where most places are those of former keys, as many are enough.
+            is_full = self.num_rows > _LOAD_TO_DOUBLE * self._places.num_places
+            self._next, self._num_moved = _Places(self._places.num_buckets * (2 if is_full else 1)), 0
         if not self._next.is_clear:
             self._next.clear(max(_CLEARED_BYTES, _CLEARED_BYTES_PER_KEY * num_added))
             return
-        first = self._next.num_rows
-        last = min(self.num_rows, first + max(_MOVED_ROWS, _MOVED_ROWS_PER_KEY * num_added))
-        self._next.put(self.keys[first:last], first)
-        if last == self.num_rows:
+        first = self._num_moved
+        self._num_moved = min(self.num_rows, first + max(_MOVED_ROWS, _MOVED_ROWS_PER_KEY * num_added))
+        self._next.put(self.keys[first : self._num_moved], np.arange(first, self._num_moved))
+        if self._num_moved == self.num_rows:
             self._places, self._next = self._next, None
 
 
 class _Places:
-    """A hash table of one size. It must be cleared first; it has the rows up to `num_rows`."""
+    """A hash table of one size. It must be cleared first. `num_taken`: of its places."""
 
     def __init__(self, num_buckets: int) -> None:
         self.num_buckets = num_buckets
         self.num_places = num_buckets * _LANES
-        self.num_rows = 0
+        self.num_taken = 0
         # Not zeroed at once: a large one would stop a step while the machine gives the pages.
         self._words = np.empty(num_buckets, np.uint64)
         self._tags = self._words.view(np.uint8)
@@ -111,10 +124,10 @@ class _Places:
             self._uncleared[:1] = [rest] if rest.size else []
             nbytes -= memory.size
 
-    def put(self, keys: Array, first: int) -> None:
-        """Enters keys that are not there with the row numbers from `first` on."""
+    def put(self, keys: Array, rows: Array) -> None:
+        """Enters keys that are not there with their row numbers."""
         buckets, tags = self._hashes(keys)
-        rows = np.arange(first, first + keys.size, dtype=np.uint32)
+        self.num_taken += keys.size
         while rows.size:
             order = np.argsort(buckets, kind="stable")
             buckets, tags, rows = buckets[order], tags[order], rows[order]
@@ -130,7 +143,6 @@ class _Places:
             self._tags[places] = tags[fits]
             left = ~fits
             buckets, tags, rows = (buckets[left] + 1) & (self.num_buckets - 1), tags[left], rows[left]
-        self.num_rows = first + keys.size
 
     def find(self, keys: Array, keys_by_row: Array) -> Array:
         """Returns the row numbers; -1 where there is none."""

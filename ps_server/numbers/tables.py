@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
-from ps_protocol.model.keys import KEYS_PART
+from ps_protocol.model.keys import KEYS_PART, USE_PART
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ClipSpec
@@ -112,6 +112,12 @@ _KEY_DTYPE = np.dtype("<i8")
 # A key with its place in the index, of which 30 to 60 % are taken; while a larger one is made there are two.
 _KEY_BYTES = 8 + 30
 
+# How lately a row was used, less one for each time that it was looked at since; and that this very step needs it.
+_USED, _NEEDED = 2, 3
+# The rows that a step looks at to find those that make room, at least, and for each of them: the 16th part of a large table is little used.
+_LOOKED_AT, _LOOKED_AT_PER_ROW = 1 << 12, 16
+_GOLDEN = 0x9E3779B97F4A7C15
+
 
 @light_dataclass(frozen=True, slots=True)
 class Journal:
@@ -164,8 +170,15 @@ class Table:
         num_copies = (1 if self._is_lazy else 2) + len(rule.slots)
         budget.check(num_copies * piece.nbytes, purpose=f"variable {piece.variable.name!r} (rows and slots)")
         self._max_rows = min(MAX_ROWS, MAX_TENSOR_BYTES // max(1, self.row_bytes)) if piece.variable.is_keyed else piece.stop - piece.start
+        self._is_bounded = piece.variable.max_rows > 0
+        self._bound = self._max_rows
+        if self._is_bounded:
+            self._bound = -(-piece.variable.max_rows * (piece.stop - piece.start) // max(1, piece.extent))
+        # Of all steps of this process: rows that made room, and keys that found none.
+        self.num_evicted = self.num_refused = 0
         try:
             self.index = KeyIndex(self._allocate("keys", _KEY_DTYPE.itemsize).view(_KEY_DTYPE)) if piece.variable.is_keyed else None
+            self._use = self._allocate("use of rows", 1) if self._is_bounded else np.empty(0, np.uint8)
             self.values = self._allocate_rows("rows")
             self._spare = self.values if self._is_lazy else self._allocate_rows("a second copy of the rows")
             self.slots = {name: self._allocate_rows(f"slot {name!r}") for name in rule.slots}
@@ -184,11 +197,13 @@ class Table:
     def parts(self) -> dict[str, Array]:
         """The memory of all rows, by the names that it has in a checkpoint: the values (an empty name), slots, and keys if there are."""
         keys = {} if self.index is None else {KEYS_PART: self.index.keys[: self.num_rows]}
+        if self._is_bounded:
+            keys[USE_PART] = self._use[: self.num_rows]
         return keys | {name: memory[: self.num_rows] for name, memory in {"": self.values, **self.slots}.items()}
 
     def memory_of(self, part: str) -> Array:
-        """Returns the memory of the values (an empty name) or of a slot, of as many rows as there may be."""
-        return self.slots[part] if part else self.values
+        """Returns the memory of a part but for the keys, of as many rows as there may be."""
+        return {"": self.values, USE_PART: self._use, **self.slots}[part]
 
     @property
     def contents(self) -> list[Array]:
@@ -217,22 +232,61 @@ class Table:
         self.index.add(keys)
         return first, chosen
 
-    def make_rows(self, keys: Array) -> Array:
-        """Returns the row numbers of keys, each different, after making the rows that are not there. Raises LimitExceeded."""
+    def make_rows(self, keys: Array) -> None:
+        """Makes the rows of those of the keys, each different, that have none, as far as there is room. Raises LimitExceeded."""
+        _, new, _ = self._places_of(keys, evicts=False)
+        self._make(keys[new], np.empty(0, np.int64))
+
+    def _places_of(self, keys: Array, *, evicts: bool) -> tuple[Array, Array, Array]:
+        """Returns the row number of each key, which rows are still to be made, and the rows of other keys that make room. No effect.
+
+        Numbers: -1 for keys that there is no room for. New: positions in `keys`; the last of them get the rows of other keys.
+        """
         assert self.index is not None
         numbers = self.index.find(keys)
         new = np.flatnonzero(numbers < 0)
+        evicted = np.empty(0, np.int64)
+        room = max(0, self._bound - self.num_rows)
+        if new.size > room:
+            if evicts:
+                evicted = self._least_used(new.size - room, numbers)
+            self.num_refused += new.size - room - evicted.size
+            new = new[: room + evicted.size]
+        self._check_room(new.size - evicted.size)
         if new.size:
-            self._check_room(new.size)
-            first = self.index.num_rows
-            made = slice(first, first + new.size)
-            self.values[made] = self._first_values(keys[new])
+            numbers[new] = np.concatenate([np.arange(self.num_rows, self.num_rows + new.size - evicted.size), evicted])
+        return numbers, new, evicted
+
+    def _least_used(self, count: int, needed: Array) -> Array:
+        """Returns at most so many rows, the least used of a part of the table that follows from the step alone, but none of those needed.
+
+        The others of that part count as less used from now on.
+        """
+        num_rows = self.num_rows
+        self._use[needed[needed >= 0]] = _NEEDED
+        size = min(num_rows, max(_LOOKED_AT, _LOOKED_AT_PER_ROW * count))
+        start = (self._progress.step * _GOLDEN % (1 << 64)) * num_rows >> 64
+        part = (start + np.arange(size)) % num_rows
+        use = self._use[part]
+        order = np.argsort(use, kind="stable")[:count]
+        found = part[order[use[order] < _NEEDED]]
+        self._use[part] -= (use > 0) & (use < _NEEDED)
+        return np.sort(found)
+
+    def _make(self, keys: Array, evicted: Array) -> None:
+        """Makes rows of keys that have none; the last of them get the rows `evicted`."""
+        assert self.index is not None
+        if not keys.size:
+            return
+        num_added, first = keys.size - evicted.size, self.num_rows
+        for made, some in ((slice(first, first + num_added), keys[:num_added]), (evicted, keys[num_added:])):
+            self.values[made] = self._first_values(some)
             for name, value in self._rule.slots.items():
                 self.slots[name][made] = value
-            # Last: who finds a key finds its row.
-            self.index.add(keys[new])
-            numbers[new] = np.arange(first, first + new.size)
-        return numbers
+        # Last: who finds a key finds its row.
+        self.index.add(keys[:num_added])
+        self.index.replace(evicted, keys[num_added:])
+        self.num_evicted += evicted.size
 
     def fill_initial(self, step: int) -> None:
         """Makes the first values, if the server is to make them, and those of the slots; the table is then at `step`."""
@@ -261,10 +315,12 @@ class Table:
     def apply(self, gradient: RowGradient) -> None:
         """Goes to the next step; the rule must have begun it. `gradient` is in order and in the type of sums."""
         if self._is_lazy:
-            at = gradient.indices if self.index is None else self.make_rows(gradient.indices)
-            previous = self.values[at]
+            if self.index is not None:
+                self._apply_to_keys(gradient)
+                return
+            previous = self.values[gradient.indices]
             self._advance(Journal(gradient.indices, previous))
-            self._update_rows(at, gradient, previous)
+            self._update_rows(gradient.indices, gradient, previous)
         else:
             # The rows that readers of the step before the last one had are overwritten now.
             self._progress = _Progress(self._progress.step)
@@ -272,11 +328,35 @@ class Table:
             self._advance(Journal(None, self._spare))
             self._update_all(gradient, self._spare)
 
+    def _apply_to_keys(self, gradient: RowGradient) -> None:
+        assert self.index is not None
+        numbers, new, evicted = self._places_of(gradient.indices, evicts=self._is_bounded)
+        made = gradient.indices[new]
+        previous = self.values[numbers]
+        previous[new] = self._first_values(made)
+        keys, rows = gradient.indices, previous
+        if numbers.size and int(numbers.min()) < 0:
+            is_known = numbers >= 0
+            keys, rows = keys[is_known], rows[is_known]
+        gradient, numbers = _known(gradient, numbers)
+        previous = rows
+        if evicted.size:
+            keys, rows = np.concatenate([keys, self.index.keys[evicted]]), np.concatenate([rows, self.values[evicted]])
+            order = np.argsort(keys)
+            keys, rows = keys[order], rows[order]
+        self._advance(Journal(keys, rows))
+        self._make(made, evicted)
+        if self._is_bounded:
+            self._use[numbers] = _USED
+        self._update_rows(numbers, gradient, previous)
+
     def apply_on_arrival(self, gradient: RowGradient) -> None:
         """Changes rows in place, without regard to concurrent readers and writers: an update may be lost. All rows must be there."""
         if self._is_lazy:
-            at = gradient.indices if self.index is None else self.index.find(gradient.indices)
-            self._update_rows(at, gradient, self.values[at])
+            numbers = gradient.indices
+            if self.index is not None:
+                gradient, numbers = _known(gradient, self.index.find(numbers))
+            self._update_rows(numbers, gradient, self.values[numbers])
         else:
             self._update_all(gradient, self.values)
 
@@ -444,6 +524,14 @@ class Table:
     def _scratch(self) -> list[Array]:
         dtype = self.piece.variable.data_type.sum_dtype
         return [np.empty(self._block_rows * self._width, dtype) for _ in range(1 + self._rule.num_scratch)]
+
+
+def _known(gradient: RowGradient, numbers: Array) -> tuple[RowGradient, Array]:
+    """Returns the gradient of those rows that have a number, and the numbers."""
+    if not numbers.size or int(numbers.min()) >= 0:
+        return gradient, numbers
+    is_known = numbers >= 0
+    return RowGradient(indices=gradient.indices[is_known], rows=gradient.rows[is_known]), numbers[is_known]
 
 
 # All tables of a shard in one step: whose rows are merged, limited and applied.

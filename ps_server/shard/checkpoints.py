@@ -320,12 +320,12 @@ class KeyedRows:
             read_into(keys)
             self._num_rows, self._places = keys.size, [(table, *table.extend(spread(keys))) for table in self._tables]
             return
-        row_shape, dtype = self._tables[0].piece.variable.shape[1:], self._tables[0].values.dtype
+        memory = self._tables[0].memory_of(part)
+        row_shape, dtype = self._tables[0].piece.variable.shape[1:] if memory.ndim > 1 else (), memory.dtype
         if self._places is None or entry.shape != (self._num_rows, *row_shape) or entry.dtype != dtype:
             raise DataLoss(f"{where}: tensor {entry.name!r} is {entry.shape} {entry.dtype}, its keys and the manifest say otherwise")
-        width = math.prod(row_shape)
-        num_at_once = max(1, BLOCK_BYTES // (width * dtype.itemsize or 1))
-        scratch = np.empty((min(num_at_once, self._num_rows), width), dtype)
+        num_at_once = max(1, BLOCK_BYTES // (math.prod(row_shape) * dtype.itemsize or 1))
+        scratch = np.empty((min(num_at_once, self._num_rows), *memory.shape[1:]), dtype)
         for start in range(0, self._num_rows, num_at_once):
             rows = scratch[: self._num_rows - start]
             read_into(rows)

@@ -34,6 +34,8 @@ from tests.simulation.worker_node import WorkerNode
 from tests.simulation.world import NetworkSpec, World
 
 SIZE = 4
+# As many as a step has at most, and some more.
+_ROWS_PER_SHARD = 18
 _PROGRESS_STEPS = 4
 _PROGRESS_S = 90.0
 # No call may block for longer: its own limit, and the longest that a process stands still.
@@ -479,6 +481,8 @@ def _model(scenario: Scenario) -> ModelSpec:
         is_sparse=True,
         initializer=Initializer(kind=InitializerKind.CONSTANT, low=FIRST_VALUE),
         keys=RowKeys.INT64,
+        # Rows of keys that only some contributions have make room for each other.
+        max_rows=_ROWS_PER_SHARD * scenario.num_shards,
     )
     optimizer = OptimizerSpec(name="momentum", learning_rate=constant(LEARNING_RATE), hyperparameters={"momentum": MOMENTUM})
     # So large a norm that nothing is scaled: what matters is the way through PrepareStep.

@@ -68,6 +68,8 @@ class EmbeddingTable:
     With `keys` ("int64" or "uint64") the table has no size: `EmbeddingTable(16, keys="int64")` has rows of 16 numbers, named by any
     integers of that type in place of row numbers. A row is made by the first gradient that counts; its first value depends on its key and
     the initializer's seed alone, and reading an unknown key gives it and makes nothing. All optimizers change rows with a gradient only.
+    Of more than `max_rows` rows (of all servers together) the least used lose their keys to new ones, in sync the same in each run; a key
+    that comes back begins anew. None: no bound.
     """
 
     value_or_shape: npt.ArrayLike
@@ -78,6 +80,7 @@ class EmbeddingTable:
     sparse_mean: str = "per_index"
     partitioner: Partitioner | None = None
     keys: str | None = None
+    max_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -328,7 +331,16 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
         initializer=initializer,
         partition=_partition(name, table.partitioner, shape, data_type.dtype),
         keys=keys,
+        max_rows=0 if table.max_rows is None else _num_rows(name, table.max_rows),
     )
+
+
+def _num_rows(name: str, value: object) -> int:
+    """Returns a number of rows; raises InvalidSpec for 0 and for what is no number."""
+    number = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else 0
+    if number < 1:
+        raise InvalidSpec(f"variable {name!r}: max_rows = {value!r}, want a whole number >= 1, or None for no bound")
+    return number
 
 
 def _update_rule(name: str, state: Buffer) -> OptimizerSpec:

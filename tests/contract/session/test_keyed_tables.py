@@ -92,6 +92,17 @@ def test_every_policy_makes_rows(start: Start, policy: PolicySpec) -> None:
     np.testing.assert_array_equal(session.read_rows("users", np.arange(200, 300)), first[200:])
 
 
+def test_no_table_has_more_rows_than_it_may(start: Start) -> None:
+    session = join(start(Shape(num_ps=2)).session(), max_rows=100)
+    first = session.read_rows("users", np.arange(1000))
+    for begin in range(0, 1000, 50):
+        train(session, np.arange(begin, begin + 50))
+    differs = (session.read_rows("users", np.arange(1000)) != first).any(axis=1)
+    assert 50 <= differs.sum() <= 102
+    assert differs[-10:].all()
+    assert not differs[:500].all()
+
+
 def test_unsigned_keys_and_texts_are_keys(start: Start) -> None:
     session = start(Shape(num_ps=2)).session()
     tables = {
@@ -126,5 +137,10 @@ def test_only_a_row_is_declared_of_a_table_with_keys(start: Start) -> None:
     session = start(Shape()).session()
     with pytest.raises(InvalidSpec, match="'a': a table with keys begins without rows; give the length of a row"):
         session.create_or_join({"a": EmbeddingTable(np.zeros((3, 2)), keys="int64")}, optimizer=worker_client.sgd(1.0))
+    for wrong in (0, -1, "many", True):
+        with pytest.raises(InvalidSpec, match="want a whole number >= 1, or None for no bound"):
+            session.create_or_join({"a": EmbeddingTable(2, keys="int64", max_rows=wrong)}, optimizer=worker_client.sgd(1.0))  # type: ignore[arg-type]
+    with pytest.raises(InvalidSpec, match="of a table with keys only"):
+        session.create_or_join({"a": EmbeddingTable((9, 2), max_rows=9)}, optimizer=worker_client.sgd(1.0))
     with pytest.raises(InvalidSpec, match="keys = 'text', want one of int64, uint64"):
         session.create_or_join({"a": EmbeddingTable(2, keys="text")}, optimizer=worker_client.sgd(1.0))

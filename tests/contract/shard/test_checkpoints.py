@@ -131,6 +131,30 @@ def test_restored_on_any_number_of_shards_the_next_steps_are_the_same_bits(open_
     assert metrics_of(restored) == metrics_of(saved)
 
 
+def evicting_model(max_rows: int = 15) -> ModelSpec:
+    """A model with a table in which each step's rows make others leave."""
+    clicks = next(variable for variable in VARIABLES if variable.is_keyed)
+    recent = replace(clicks, name="recent", max_rows=max_rows)
+    return ModelSpec(variables=(VARIABLES[0], recent, VARIABLES[-1]), optimizer=OPTIMIZERS["momentum"], placement=PlacementPolicy())
+
+
+def test_the_rows_of_a_restored_table_make_room_as_they_would_have(open_training: Open) -> None:
+    trainings = [open_training(2, model=evicting_model()) for _ in range(2)]
+    saved, restored = trainings
+    saved.create()
+    saved.train(7)
+    saved.save("after-7")
+    restored.restore("after-7", step=7, epoch=9)
+    assert restored.state() == saved.state()
+    for training in trainings:
+        training.train(6)
+    assert restored.state() == saved.state()
+    endless = open_training(2, model=evicting_model(0))
+    endless.create()
+    endless.train(13)
+    assert endless.state()["recent"] != saved.state()["recent"], "some rows have begun anew"
+
+
 @pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
 def test_survivors_and_restarted_shards_go_back_together(open_training: Open, transport: str) -> None:
     training = open_training(2, model=model_of("adam"), transport=transport)

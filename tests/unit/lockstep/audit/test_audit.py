@@ -17,14 +17,14 @@ from lockstep.audit.facts import facts_of
 from lockstep.audit.values import recompute
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.model.layout import Segments
-from ps_protocol.model.spec import AverageSpec
+from ps_protocol.model.spec import AverageSpec, ModelSpec
 from ps_protocol.process.history import HistoryWriter, read_history
 from ps_protocol.roles import history as events
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.history import Answered, Applied, Counted, StateKept
 from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, PushHeader, PushReply, ReplicaState
 from ps_server.serving.local import InProcessShard
-from tests.contract.shard.test_checkpoints import model_of
+from tests.contract.shard.test_checkpoints import evicting_model, model_of
 from tests.support.parameter_servers.commanded_shard import ForwardingShard
 from tests.support.parameter_servers.sharded_training import NUM_WORKERS, ShardedTraining
 from tests.support.parameter_servers.shards import telling
@@ -49,20 +49,20 @@ class _Noted(ForwardingShard):
         return self._forward.push_gradients(header, gradients, timeout_s=timeout_s)
 
 
-def _training(directory: Path, num_shards: int, *, max_bytes: int = 1 << 30) -> ShardedTraining:
+def _training(directory: Path, num_shards: int, *, max_bytes: int = 1 << 30, model: ModelSpec | None = None) -> ShardedTraining:
     averages = AverageSpec(decay=0.9, use_num_updates=True, zero_debias=True)
     shards = [_Noted(directory, index=index, max_bytes=max_bytes) for index in range(num_shards)]
-    return ShardedTraining(shards=shards, model=model_of("adam", averages=averages), checkpoint_dir=str(directory / "checkpoints"))
+    return ShardedTraining(shards=shards, model=model or model_of("adam", averages=averages), checkpoint_dir=str(directory / "checkpoints"))
 
 
-def _trained(directory: Path) -> Path:
+def _trained(directory: Path, model: ModelSpec | None = None) -> Path:
     """Trains on two shards, and goes back to a checkpoint on three."""
-    first = _training(directory, 2)
+    first = _training(directory, 2, model=model)
     first.create()
     first.train(4)
     first.save("after-4")
     first.train(3)
-    second = _training(directory, 3)
+    second = _training(directory, 3, model=model)
     second.restore("after-4", step=4, epoch=5)
     second.train(3)
     return directory / "history"
@@ -130,6 +130,11 @@ def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: 
     assert "2 epochs" in said and "clean" in said and "WRONG" not in said
     assert f"{2 * 7 + 3 * 3} steps of servers computed again" in said
     assert _books(history).counts == {"applied": 14, "rolled back": 6}
+
+
+def test_history_of_rows_that_made_room_for_others_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(_trained(tmp_path, evicting_model()))]) == 0
+    assert f"{2 * 7 + 3 * 3} steps of servers computed again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("num_given", [0, 1])

@@ -59,15 +59,47 @@ def test_it_finds_all_keys_at_every_moment_of_its_growth(batch: int, monkeypatch
     assert len(sizes) > (1 if batch == 40_000 else 2)
 
 
+@given(st.lists(st.lists(st.tuples(st.integers(0, 63), st.one_of(CROWDED_KEY, ANY_KEY)), max_size=40), max_size=60))
+def test_a_row_that_gets_another_key_is_no_more_that_of_the_former(batches: list[list[tuple[int, int]]]) -> None:
+    index, of_row = _index(64), dict[int, int]()
+    index.add(_array(range(64)))
+    of_row = dict(enumerate(range(64)))
+    gone = set[int]()
+    for batch in batches:
+        changes = {row: key for row, key in batch if key not in of_row.values()}
+        changes = {row: key for row, key in changes.items() if list(changes.values()).count(key) == 1}
+        gone.update(of_row[row] for row in changes)
+        index.replace(_array([*changes]), _array([*changes.values()]))
+        of_row |= changes
+        assert index.find(_array([*of_row.values()])).tolist() == [*of_row]
+        assert index.find(_array([*(gone - set(of_row.values()))])).tolist() == [-1] * len(gone - set(of_row.values()))
+
+
+def test_places_of_former_keys_are_given_up_while_keys_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "_CLEARED_BYTES", 512)
+    monkeypatch.setattr(key_index, "_MOVED_ROWS", 16)
+    keys, num_rows = spread(np.arange(100_000)), 1500
+    index, now = _index(num_rows), keys[:num_rows].copy()
+    index.add(now)
+    for start in range(num_rows, keys.size - 50, 50):
+        rows = np.arange(start, start + 50) * 7 % num_rows
+        index.replace(rows, keys[start : start + 50])
+        now[rows] = keys[start : start + 50]
+        np.testing.assert_array_equal(index.find(now), np.arange(num_rows))
+        assert index.load < 0.9
+    assert index._places.num_places <= 8192
+    assert not (index.find(np.setdiff1d(keys, now)) >= 0).any()
+
+
 def test_growth_is_spread_over_calls() -> None:
     index, most = _index(1 << 20), 1 << 14
     keys = spread(np.arange(1 << 20))
     moved = []
     for start in range(0, 1 << 20, 1024):
-        before = 0 if index._next is None else index._next.num_rows
+        before = 0 if index._next is None else index._num_moved
         index.add(keys[start : start + 1024])
         if index._next is not None:
-            moved.append(index._next.num_rows - before)
+            moved.append(index._num_moved - before)
     assert len(moved) > 10
     assert max(moved) <= most
 

@@ -1,5 +1,6 @@
 """Keyed tables: rows are made by gradients, and behave as those of a table of a size; first values follow from seed and key alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,13 @@ def _piece(initializer: Initializer = ONES, *, stop: int = NUM_BUCKETS, data_typ
         name="emb", data_type=data_type, shape=(NUM_BUCKETS, WIDTH), is_sparse=True, initializer=initializer, keys=RowKeys.INT64
     )
     return VariableSlice(variable=spec, start=0, stop=stop)
+
+
+def _bounded(max_rows: int, optimizer: str = "adagrad", *, stop: int = NUM_BUCKETS) -> Table:
+    piece = _piece(UNIFORM)
+    piece = VariableSlice(variable=replace(piece.variable, max_rows=max_rows), start=0, stop=stop)
+    rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
+    return Table(piece, rule, budget=MemoryBudget(None, owner="ps 0"), step=0)
 
 
 def _table(optimizer: str = "sgd", *, budget: MemoryBudget | None = None, **options: Any) -> Table:
@@ -99,14 +107,12 @@ def test_on_arrival_rows_are_made_before_they_are_changed() -> None:
     np.testing.assert_array_equal(table.take(KEYS, step=None), np.full((4, WIDTH), 0.5))
 
 
-@given(
-    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=30), st.sampled_from([UNIFORM, NORMAL, ONES]), st.integers(1, 9)
-)
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=30), st.sampled_from([UNIFORM, NORMAL, ONES]), st.integers(1, 9))
 def test_first_values_follow_from_seed_and_key_alone(keys: list[int], initializer: Initializer, width: int) -> None:
     spread_keys = spread(np.array(keys, np.int64))
     together = rows_of_keys(initializer, spread_keys, width=width, dtype=np.dtype(np.float32))
     apart = [rows_of_keys(initializer, spread_keys[at : at + 1], width=width, dtype=np.dtype(np.float32)) for at in range(len(keys))]
-    np.testing.assert_array_equal(together, np.concatenate(apart))
+    np.testing.assert_array_equal(together, np.concatenate([np.empty((0, width), np.float32), *apart]))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -140,6 +146,73 @@ def test_a_row_takes_at_most_a_quarter_more_than_key_values_and_slots(optimizer:
     places = table.index._places
     at_seventy_percent = needed + places.nbytes / (0.7 * places.num_places)
     assert at_seventy_percent <= 1.25 * needed
+
+
+def test_rows_that_were_not_used_lately_make_room_and_begin_anew() -> None:
+    table, keys = _bounded(100), spread(np.arange(300))
+    first = rows_of_keys(UNIFORM, keys, width=WIDTH, dtype=np.dtype(np.float64))
+    for step in range(20):
+        # Some are used in every step, others only in the beginning.
+        _step(table, np.concatenate([keys[:30], keys[30 + 3 * step : 33 + 3 * step]]), step=step)
+    for step in range(20, 60):
+        _step(table, np.concatenate([keys[:30], keys[100 + 5 * (step - 20) : 105 + 5 * (step - 20)]]), step=step)
+    assert (table.num_rows, table.num_evicted, table.num_refused) == (100, 90 + 200 - 100, 0)
+    assert table.index is not None
+    known = table.index.find(keys)
+    assert (known[:30] >= 0).all(), "what every step uses stays"
+    assert (known[-20:] >= 0).all(), "what was used last stays"
+    np.testing.assert_array_equal(table.take(keys, step=60)[known < 0], first[known < 0])
+    np.testing.assert_array_equal(table.take_slot("accumulator", keys)[known < 0], np.full(((known < 0).sum(), WIDTH), 0.1))
+    _step(table, keys[40:41], step=60)
+    np.testing.assert_allclose(table.take(keys[40:41], step=61), first[40:41] - 0.5 / np.sqrt(1.1))
+
+
+def test_readers_of_the_step_before_have_the_rows_that_made_room_since() -> None:
+    table, keys = _bounded(50, "sgd"), spread(np.arange(400))
+    for step in range(7):
+        before, expected = table.num_evicted, table.take(keys, step=step)
+        _step(table, keys[50 * step : 50 * step + 50], step=step)
+        assert (table.num_evicted > before) == (step > 0)
+        assert table.take(keys, step=step).tobytes() == expected.tobytes()
+
+
+def test_the_same_steps_evict_the_same_keys() -> None:
+    random = np.random.default_rng(2)
+    batches = [np.unique(spread(random.zipf(1.3, 60) % 5000)) for _ in range(100)]
+    tables = [_bounded(300) for _ in range(2)]
+    for table in tables:
+        for step, keys in enumerate(batches):
+            _step(table, keys, step=step)
+    contents = [[part.tobytes() for part in table.parts.values()] for table in tables]
+    assert tables[0].num_evicted > 100
+    assert contents[0] == contents[1]
+
+
+def test_keys_that_find_no_room_at_all_are_refused_and_counted() -> None:
+    table, keys = _bounded(10), np.sort(spread(np.arange(25)))
+    first = table.take(keys, step=0)
+    _step(table, keys)
+    assert (table.num_rows, table.num_refused) == (10, 15)
+    changed = (table.take(keys, step=1) != first).any(axis=1)
+    assert changed.tolist() == [True] * 10 + [False] * 15
+    _step(table, keys, step=1)
+    assert (table.num_rows, table.num_evicted, table.num_refused) == (10, 0, 30)
+
+
+def test_on_arrival_what_finds_no_room_is_left_out() -> None:
+    table, keys = _bounded(4, "sgd"), np.sort(spread(np.arange(9)))
+    first = table.take(keys, step=None)
+    table.make_rows(keys)
+    table.apply_on_arrival(RowGradient(indices=keys, rows=np.ones((9, WIDTH))))
+    np.testing.assert_allclose((first - table.take(keys, step=None))[:, 0], [0.5] * 4 + [0] * 5)
+
+
+def test_each_server_has_its_share_of_the_rows() -> None:
+    table = _bounded(100, stop=NUM_BUCKETS // 4)
+    least, greatest = table.piece.index_range
+    keys = spread(np.arange(1000))
+    _step(table, keys[(keys >= least) & (keys <= greatest)])
+    assert table.num_rows == 25
 
 
 def test_rows_are_counted_in_the_budget_and_given_back() -> None:
