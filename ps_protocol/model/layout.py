@@ -275,7 +275,7 @@ def _rule_key(piece: VariableSlice) -> str:
 
 def _hash_of(slices: Sequence[VariableSlice]) -> str:
     rows = [
-        [v.name, v.data_type.value, v.shape, s.axis, s.start, s.stop, v.is_sparse, v.keys.value, _rule_key(s)]
+        [v.name, v.data_type.value, v.shape, s.axis, s.start, s.stop, v.is_sparse, _rule_key(s), *([v.keys.value] if v.is_keyed else [])]
         for s in slices
         for v in (s.variable,)
     ]
