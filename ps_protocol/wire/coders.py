@@ -865,6 +865,9 @@ def write_ShardReport(value: ShardReport, message: Any) -> None:
     message.created_bytes = value.created_bytes
     if (one := value.cpu_s) != 0.0:
         fields.write_duration(one, message.cpu)
+    message.num_rows = value.num_rows
+    message.num_evicted = value.num_evicted
+    message.num_refused = value.num_refused
 
 
 def read_ShardReport(message: Any) -> ShardReport:
@@ -881,6 +884,9 @@ def read_ShardReport(message: Any) -> ShardReport:
         last_apply_s=fields.decode_duration(message.last_apply, field="last_apply") if message.HasField("last_apply") else 0.0,
         created_bytes=message.created_bytes,
         cpu_s=fields.decode_duration(message.cpu, field="cpu") if message.HasField("cpu") else 0.0,
+        num_rows=message.num_rows,
+        num_evicted=message.num_evicted,
+        num_refused=message.num_refused,
     )
 
 

@@ -483,7 +483,7 @@ class Shard:
                 if self._is_leaving and self._told_leaving_at is None:
                     self._told_leaving_at = self._clock()
             model = None if fences.damage else self._model
-            inbox = model.inbox if model else None
+            inbox, keyed = (model.inbox, model.keyed_tables) if model else (None, [])
             return ShardStatus(
                 shard=self.index,
                 process_incarnation=self.process_incarnation,
@@ -501,6 +501,9 @@ class Shard:
                     variables_bytes=model.variables_bytes if model else 0,
                     slots_bytes=model.slots_bytes if model else 0,
                     created_bytes=self._creation.progress[0] if self._creation else 0,
+                    num_rows=sum(table.num_rows for table in keyed),
+                    num_evicted=sum(table.num_evicted for table in keyed),
+                    num_refused=sum(table.num_refused for table in keyed),
                 ),
                 settings_version=model.settings.version if model else 0,
                 chief_address=chief.address,

@@ -101,6 +101,9 @@ def test_no_table_has_more_rows_than_it_may(start: Start) -> None:
     assert 50 <= differs.sum() <= 102
     assert differs[-10:].all()
     assert not differs[:500].all()
+    wait_until(
+        lambda: sum(one.report.num_rows for one in session.status().shards if one.report) == differs.sum(), what="the chief has asked"
+    )
 
 
 def test_unsigned_keys_and_texts_are_keys(start: Start) -> None:
