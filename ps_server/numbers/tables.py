@@ -69,12 +69,23 @@ def in_order(gradient: RowGradient, *, sum_dtype: np.dtype[Any]) -> RowGradient:
     return RowGradient(indices=ordered[starts], rows=rows)
 
 
+def _row_scale(where: Sequence[Array], weights: Sequence[float], num_rows: int) -> Array:
+    """Returns for each row what its gradients' weights are multiplied with, so that they are as many as its gradients."""
+    counts, sums = np.zeros((num_rows, 1)), np.zeros((num_rows, 1))
+    for at, weight in zip(where, weights, strict=True):
+        counts[at] += 1
+        sums[at] += weight
+    scale: Array = counts / sums
+    return scale
+
+
 def mean_of_rows(
     gradients: Sequence[RowGradient], *, weights: Sequence[float], divisor: float | None, sum_dtype: np.dtype[Any]
 ) -> RowGradient:
     """Returns the mean of gradients in order, summed in the order given, as an array of its own in `sum_dtype`.
 
-    `weights`: a factor for each gradient. `divisor`: what every row is divided by; None: by the weights of the gradients that have it.
+    `weights`: how much each gradient counts. `divisor`: what every row is divided by, and weights are factors; None: the mean of a row is
+    that of the gradients that have it, weighted as a dense variable's.
     """
     if len(gradients) == 1:
         indices, rows = gradients[0].indices, gradients[0].rows.astype(sum_dtype)
@@ -84,13 +95,18 @@ def mean_of_rows(
     else:
         indices = np.unique(np.concatenate([gradient.indices for gradient in gradients]))
         rows = np.zeros((indices.size, gradients[0].rows.shape[1]), sum_dtype)
+        where = [np.searchsorted(indices, gradient.indices) for gradient in gradients]
         total = np.zeros((indices.size, 1), sum_dtype)
-        for gradient, weight in zip(gradients, weights, strict=True):
-            at = np.searchsorted(indices, gradient.indices)
+        scale = _row_scale(where, weights, indices.size) if divisor is None and any(weight != weights[0] for weight in weights) else None
+        for gradient, weight, at in zip(gradients, weights, where, strict=True):
             part = gradient.rows.astype(sum_dtype, copy=False)
+            if scale is not None:
+                part = part * (weight * scale[at]).astype(sum_dtype)
+            elif divisor is not None and weight != 1:
+                part = part * sum_dtype.type(weight)
             # No index twice, so nothing is lost where rows are added in place.
-            rows[at] += part if weight == 1 else part * sum_dtype.type(weight)
-            total[at] += weight
+            rows[at] += part
+            total[at] += 1
     if divisor is not None:
         rows /= sum_dtype.type(divisor)
     elif total is not None:
@@ -663,12 +679,16 @@ class TableGroup:
         if not given:
             return None
         variable = self._tables[position].piece.variable
-        is_by_replica = variable.sparse_mean is SparseMean.PER_REPLICA
-        divisor = 1.0 if len(step.weights) == 1 else sum(step.weights) if is_by_replica else None
+        weights, divisor = [weight for _, weight in given], None
+        if len(step.weights) == 1:
+            divisor = 1.0
+        elif variable.sparse_mean is SparseMean.PER_REPLICA:
+            divisor = float(len(step.weights))
+            weights = [weight * (divisor / sum(step.weights)) for weight in weights]
         with np.errstate(all="ignore"):
             mean = mean_of_rows(
                 [gradient for gradient, _ in given],
-                weights=[weight for _, weight in given],
+                weights=weights,
                 divisor=divisor,
                 sum_dtype=variable.data_type.sum_dtype,
             )
