@@ -129,15 +129,17 @@ class TimesRecorder:
     """Derives computing times from statuses with their ledgers, given in order of time. Only where every step needs all workers."""
 
     def __init__(self) -> None:
-        self._next_step = 0
+        self._next_step: int | None = None
         self._seen: set[tuple[int, int]] = set()
 
     def observe(self, status: ClusterStatus) -> list[ComputingTime]:
         """Returns the computations of steps that earlier statuses did not have. Raises InvalidSpec if a step does not need all workers."""
         _check_needs_all(status)
-        new = sorted((entry for entry in status.ledger if entry.step >= self._next_step), key=lambda entry: entry.step)
+        entries = sorted(status.ledger, key=lambda entry: entry.step)
+        # What came before the first status may have been made under another policy: it shows only who was there.
+        begin = status.global_step if self._next_step is None else self._next_step
         self._next_step = status.global_step  # less than before after a rollback, whose steps are computed again
-        return [row for entry in new for row in self._rows(entry)]
+        return [row for entry in entries for row in self._rows(entry) if entry.step >= begin]
 
     def _rows(self, entry: LedgerEntry) -> Iterator[ComputingTime]:
         for push, arrival_us in zip(entry.contributors, entry.arrivals_us, strict=False):

@@ -86,6 +86,7 @@ class Observed:
 def test_a_recorder_has_the_times_of_a_running_cluster_from_its_ledger_each_once() -> None:
     seen = Observed(2)
     first, second = seen.workers
+    assert seen.rows() == []
     for at, worker in ((0.1, first), (0.2, second), (0.5, second), (1.0, first)):
         seen.contribute(at, worker)
     assert sorted(seen.rows()) == [(0, 1, 0.8), (1, 1, 0.3)]
@@ -96,9 +97,21 @@ def test_a_recorder_has_the_times_of_a_running_cluster_from_its_ledger_each_once
     assert seen.rows() == []
 
 
+def test_steps_from_before_the_recording_show_only_who_was_there() -> None:
+    seen = Observed(2)
+    first, second = seen.workers
+    for at, worker in ((0.1, first), (0.2, second), (0.5, second), (1.0, first)):
+        seen.contribute(at, worker)
+    assert seen.rows() == []
+    for at, worker in ((1.25, first), (1.5, second)):
+        seen.contribute(at, worker)
+    assert sorted(seen.rows()) == [(0, 2, 0.25), (1, 2, 0.5)]
+
+
 def test_the_first_contribution_of_an_incarnation_is_left_out_for_it_has_the_start_of_the_worker_in_it() -> None:
     seen = Observed(2)
     first, second = seen.workers
+    assert seen.rows() == []
     seen.contribute(0.05, first)
     seen.contribute(0.1, second)
     first.leave()
