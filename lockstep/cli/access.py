@@ -47,10 +47,8 @@ def _only_local() -> LocalEntry:
     return cluster
 
 
-def _cause(error: Unavailable | DeadlineExceeded) -> str:
+def _cause(error: Unavailable) -> str:
     """Returns in a few words why a chief does not answer."""
-    if isinstance(error, DeadlineExceeded):
-        return "no answer"
     return error.message.rpartition(": ")[2].partition(";")[0].removeprefix("there is ")
 
 
@@ -88,9 +86,13 @@ def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChi
     except InvalidSpec as error:
         raise ChiefAbsent(error.message, exit_code=ExitCode.USAGE) from error
     try:
-        chief.handshake(timeout_s=CONNECT_TIMEOUT_S)
+        try:
+            chief.handshake(timeout_s=CONNECT_TIMEOUT_S)
+        except DeadlineExceeded as error:
+            raise Unavailable("no answer") from error
+        # A deadline of what is asked for then is no sign that the chief is absent.
         yield chief, access
-    except (Unavailable, DeadlineExceeded) as error:
+    except Unavailable as error:
         raise ChiefAbsent(f"No chief answers at {address} ({_cause(error)})\n{_without_chief(address)}") from error
     finally:
         chief.close()

@@ -3,6 +3,8 @@
 import enum
 import secrets
 from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicySpec
@@ -18,11 +20,19 @@ from ps_protocol.roles.chief import (
     SavedCheckpoint,
     SettingsReply,
 )
+from ps_protocol.roles.request import Request
 from worker_client.cluster.chief import ChiefLink
 from worker_client.model.optimizers import Rate, plain_number, rate_of
 
 # How long the chief may take to say what a change waits for.
 _STATUS_S = 1.0
+
+
+class Ask(Protocol):
+    """Asks the chief, and returns its answer."""
+
+    def __call__(self, request: Request[Any], *, timeout_s: float | None) -> Any:
+        """Asks once."""
 
 
 def set_policy(link: ChiefLink, policy: PolicySpec, *, who: str, timeout_s: float | None) -> int:
@@ -33,7 +43,7 @@ def set_policy(link: ChiefLink, policy: PolicySpec, *, who: str, timeout_s: floa
     if not isinstance(policy, PolicySpec):
         raise InvalidSpec(f"policy: got {policy!r}, want what sync_policy(), ssp_policy(2) or async_policy() returns")
     request = ChangeSettingsRequest(policy=policy, request_id=secrets.randbits(63))
-    return _change(link, request, what="set the policy", wait=Wait(f"{who} sets the policy", timeout_s=timeout_s)).step
+    return await_change(partial(link.ask, what="set the policy"), request, Wait(f"{who} sets the policy", timeout_s=timeout_s)).step
 
 
 def set_hyperparameters(
@@ -58,7 +68,7 @@ def set_hyperparameters(
     )
     request = ChangeSettingsRequest(hyperparameters=change, request_id=secrets.randbits(63))
     wait = Wait(f"{who} sets hyper-parameters", timeout_s=timeout_s)
-    return _change(link, request, what="set hyper-parameters", wait=wait).version
+    return await_change(partial(link.ask, what="set hyper-parameters"), request, wait).version
 
 
 class OnOptimizerChange(enum.Enum):
@@ -97,34 +107,34 @@ def adopt(link: ChiefLink, model: ModelSpec, *, who: str, timeout_s: float | Non
         )
 
 
-def save_checkpoint(link: ChiefLink, *, who: str, timeout_s: float | None) -> SavedCheckpoint:
+def await_checkpoint(ask: Ask, wait: Wait) -> SavedCheckpoint:
     """Has the cluster saved and returns the checkpoint once it is whole.
 
     Raises DeadlineExceeded, with what is waited for: it is saved all the same; InvalidSpec where the cluster keeps no checkpoints.
     """
-    request_id, wait = secrets.randbits(63), Wait(f"{who} saves a checkpoint", timeout_s=timeout_s)
+    request_id = secrets.randbits(63)
     while True:
-        request = SaveCheckpointRequest(request_id=request_id, max_wait_s=wait.slice_s())
-        saved = link.ask(request, what="save a checkpoint", timeout_s=wait.left_s())
+        saved: SavedCheckpoint = ask(SaveCheckpointRequest(request_id=request_id, max_wait_s=wait.slice_s()), timeout_s=wait.left_s())
         if saved.tag:
             return saved
         wait.explain(f"{saved.waiting_for}; it will be saved all the same")
 
 
-def _change(link: ChiefLink, request: ChangeSettingsRequest, *, what: str, wait: Wait) -> SettingsReply:
+def await_change(ask: Ask, request: ChangeSettingsRequest, wait: Wait) -> SettingsReply:
+    """Requests a change until it has been made. Raises DeadlineExceeded, with what is waited for: it is made all the same."""
     while True:
-        reply = link.ask(replace(request, max_wait_s=wait.slice_s()), what=what, timeout_s=wait.left_s())
+        reply: SettingsReply | None = ask(replace(request, max_wait_s=wait.slice_s()), timeout_s=wait.left_s())
         if reply is not None:
             return reply
-        wait.explain(f"{_waiting_for(link)}; the change will be made all the same")
+        wait.explain(f"{_waiting_for(ask)}; the change will be made all the same")
 
 
-def _waiting_for(link: ChiefLink) -> str:
+def _waiting_for(ask: Ask) -> str:
     try:
-        status = link.ask(ClusterStatusRequest(), what="its status", timeout_s=_STATUS_S)
+        waiting_for: str = ask(ClusterStatusRequest(), timeout_s=_STATUS_S).waiting_for
     except (Unavailable, DeadlineExceeded) as error:
         return error.message
-    return status.waiting_for or "a step is being applied"
+    return waiting_for or "a step is being applied"
 
 
 def _number(value: float) -> float:

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Self, TypeVar
 
 from ps_protocol.errors import is_boundary
 from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
+from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ClusterStatus, SavedCheckpoint
 from worker_client.core.outcomes import MetricReport
 from worker_client.session import changes
@@ -110,8 +112,10 @@ class CommonCalls(ABC):
         `timeout_s` (None: no limit) bounds the wait. Raises DeadlineExceeded, with the reason for the wait, in which case the checkpoint is
         still saved; InvalidSpec if the cluster was started without a place for checkpoints.
         """
-        self.membership.check_open()
-        return changes.save_checkpoint(self.membership.link, who=self.membership.participant.name, timeout_s=timeout_s)
+        member = self.membership
+        member.check_open()
+        wait = Wait(f"{member.participant.name} saves a checkpoint", timeout_s=timeout_s)
+        return changes.await_checkpoint(partial(member.link.ask, what="save a checkpoint"), wait)
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Returns the chief's report of the cluster, with at most `max_ledger_entries` of the ledger's newest entries."""

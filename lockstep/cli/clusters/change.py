@@ -5,18 +5,19 @@ import math
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable, Sequence
 
 from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import plain
 from lockstep.cli.watch.view import policy_text
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName
 from ps_protocol.process.options import BACKUP_WORKERS, CHANGE, Given, add_options, contributions_of, options_of, policy_of
-from ps_protocol.roles.chief import ChangeSettingsRequest, Chief, FinishTrainingRequest, HyperparameterChange, SettingsReply
+from ps_protocol.process.waiting import Wait
+from ps_protocol.roles.chief import ChangeSettingsRequest, Chief, FinishTrainingRequest, HyperparameterChange
+from worker_client.session.changes import await_change
 
 _POLICIES = tuple(name.name.lower() for name in PolicyName)
 _TRUTH = {"true": 1.0, "false": 0.0}
@@ -57,11 +58,8 @@ def run_policy(arguments: argparse.Namespace) -> Answer:
         name = PolicyName[arguments.policy.upper()]
         num_workers = chief.status().total_num_replicas or None if BACKUP_WORKERS in given else None
         policy = policy_of(given, name=name, contributions=contributions_of(given, name, num_workers=num_workers))
-        reply = _await(
-            chief,
-            lambda key, left_s: chief.call(ChangeSettingsRequest(policy=policy, request_id=key, max_wait_s=left_s)),
-            timeout_s=arguments.timeout,
-        )
+        request = ChangeSettingsRequest(policy=policy, request_id=secrets.randbits(63))
+        reply = await_change(lambda asked, timeout_s: chief.call(asked), request, Wait("the change", timeout_s=arguments.timeout))
         fields = {"policy": plain(policy), "step": reply.step, "version": reply.version}
         return Answer(words=f"policy {policy.text} from step {reply.step} on", fields=fields)
 
@@ -73,11 +71,8 @@ def run_set(arguments: argparse.Namespace) -> Answer:
 
     def change(chief: Chief) -> Answer:
         numbers = change_of(arguments.changes, variable=arguments.variable)
-        reply = _await(
-            chief,
-            lambda call, wait_s: chief.call(ChangeSettingsRequest(hyperparameters=numbers, request_id=call, max_wait_s=wait_s)),
-            timeout_s=arguments.timeout,
-        )
+        request = ChangeSettingsRequest(hyperparameters=numbers, request_id=secrets.randbits(63))
+        reply = await_change(lambda asked, timeout_s: chief.call(asked), request, Wait("the change", timeout_s=arguments.timeout))
         words = f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
         return Answer(words=words, fields={"changes": arguments.changes, "step": reply.step, "version": reply.version})
 
@@ -128,18 +123,6 @@ def _check_nothing_given(given: Given) -> None:
     for option in options_of(CHANGE):
         if option in given:
             raise InvalidSpec(f"{option.flag}: of which policy? name it: lockstep policy {' | '.join(_POLICIES)}")
-
-
-def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, timeout_s: float) -> SettingsReply:
-    """Requests the change, with one request id, until it has been made. Raises DeadlineExceeded."""
-    request_id, deadline = secrets.randbits(63), time.monotonic() + timeout_s
-    while True:
-        reply = ask(request_id, max(0.0, deadline - time.monotonic()))
-        if reply is not None:
-            return reply
-        if time.monotonic() >= deadline:
-            why = chief.status().waiting_for or "a step is being applied"
-            raise DeadlineExceeded(f"not within {timeout_s:g} s: {why}; the change will be made all the same")
 
 
 def _run(arguments: argparse.Namespace, change: Callable[[Chief], Answer]) -> Answer:

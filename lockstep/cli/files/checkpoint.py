@@ -3,9 +3,7 @@
 import argparse
 import dataclasses
 import os
-import secrets
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +15,12 @@ from lockstep.cli.formatting import bytes_text, table
 from lockstep.cli.progress import shown
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage
-from ps_protocol.errors import CheckpointNotFound, DataLoss, DeadlineExceeded, InvalidSpec
+from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.options import CALLED_CLUSTER, CHECKPOINT_DIR, RESTORE, Given
+from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.checkpoint import check_tag
-from ps_protocol.roles.chief import Chief, SaveCheckpointRequest
+from worker_client.session.changes import await_checkpoint
 
 
 def add_checkpoint_save_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,22 +71,8 @@ def run_checkpoint_save(arguments: argparse.Namespace) -> Answer:
     if not arguments.timeout > 0:
         raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
     with chief_of(arguments) as chief:
-        tag, step = _await_save(chief, timeout_s=arguments.timeout)
-    return Answer(words=f"saved {tag}, step {step}", fields={"tag": tag, "step": step})
-
-
-def _await_save(chief: Chief, *, timeout_s: float) -> tuple[str, int]:
-    """Requests the checkpoint, with one request id, until it is complete, and shows the progress. Raises DeadlineExceeded."""
-    request_id, deadline, shown_reason = secrets.randbits(63), time.monotonic() + timeout_s, ""
-    while True:
-        saved = chief.call(SaveCheckpointRequest(request_id=request_id, max_wait_s=max(0.0, min(1.0, deadline - time.monotonic()))))
-        if saved.tag:
-            return saved.tag, saved.step
-        if time.monotonic() >= deadline:
-            raise DeadlineExceeded(f"not within {timeout_s:g} s: {saved.waiting_for}; it will be saved all the same")
-        if saved.waiting_for != shown_reason:
-            shown_reason = saved.waiting_for
-            print(shown_reason, file=sys.stderr, flush=True)
+        saved = await_checkpoint(lambda asked, timeout_s: chief.call(asked), Wait("the checkpoint", timeout_s=arguments.timeout))
+    return Answer(words=f"saved {saved.tag}, step {saved.step}", fields={"tag": saved.tag, "step": saved.step})
 
 
 def run_checkpoint_ls(arguments: argparse.Namespace) -> Answer:

@@ -1,5 +1,6 @@
 """`lockstep policy`, `lockstep set` and `lockstep status --placement` on a running cluster, and their errors for mistakes."""
 
+import argparse
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 import worker_client
+from lockstep.cli.access import chief_of
+from ps_protocol.errors import DeadlineExceeded
 from ps_protocol.model.variables import Array
 from tests.support.cluster.here import ServedCluster
 from tests.support.cluster.shape import Shape
@@ -57,6 +60,11 @@ def test_backup_workers_are_counted_from_the_workers_that_the_cluster_has(runnin
     assert (changed.returncode, changed.stderr) == (0, "")
     shown = lockstep_here("policy", "--chief", chief).stdout
     assert shown == "policy sync: a step needs 1 contribution, 2 workers expected\n"
+
+
+def test_a_deadline_of_what_is_asked_for_is_not_taken_for_an_absent_chief(running: ServedCluster) -> None:
+    with pytest.raises(DeadlineExceeded, match="not within 1 s"), chief_of(argparse.Namespace(chief=running.chief_address)):
+        raise DeadlineExceeded("not within 1 s")
 
 
 def test_the_placement_is_shown_as_text_and_as_json(running: ServedCluster) -> None:
