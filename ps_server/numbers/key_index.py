@@ -16,11 +16,11 @@ MAX_ROWS = (1 << 32) - 1
 _LANES = 8
 _MIN_BUCKETS = 1 << 9
 # The next, larger places are begun at this load, so that they are there before searches become long.
-_LOAD_TO_GROW = 0.6
-_LOAD_TO_DOUBLE = 0.4
+_LOAD_TO_GROW = 0.5
+_LOAD_TO_DOUBLE = 0.35
 # What one call does for the next places at least, and for each key that it adds: some milliseconds, and enough to be done in time.
-_CLEARED_BYTES, _CLEARED_BYTES_PER_KEY = 4 << 20, 64
-_MOVED_ROWS, _MOVED_ROWS_PER_KEY = 1 << 14, 8
+_CLEARED_BYTES, _CLEARED_BYTES_PER_KEY = 2 << 20, 256
+_MOVED_ROWS, _MOVED_ROWS_PER_KEY = 1 << 13, 4
 
 _ONES = np.uint64(0x0101010101010101)
 _LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -68,7 +68,7 @@ class KeyIndex:
         start = 0
         while start < keys.size:
             # Not more at once than the places that are being made can keep up with.
-            stop = start + self._places.num_places // 16
+            stop = start + self._places.num_places // 8
             part, numbers = keys[start:stop], rows[start:stop]
             self.keys[numbers] = part
             self._places.put(part, numbers)

@@ -125,7 +125,7 @@ _BLOCK_ELEMENTS = 1 << 14
 _MAX_JOURNALS = 256
 
 _KEY_DTYPE = np.dtype("<i8")
-# A key with its place in the index, of which 30 to 60 % are taken; while a larger one is made there are two.
+# A key with its place in the index, of which 25 to 70 % are taken; while a larger one is made there are two.
 _KEY_BYTES = 8 + 30
 
 # How lately a row was used, less one for each time that it was looked at since; and that this very step needs it.
