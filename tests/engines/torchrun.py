@@ -25,10 +25,20 @@ class Torchrun:
     def why_not() -> str:
         return why_not() or ("" if _TORCHRUN.exists() else "no PyTorch in .venv-frameworks; make test-frameworks puts it there")
 
-    def run(self, *flags: str, pace: float = 0.05) -> Demo:
+    def run_printed(self, command: str) -> Demo:
+        """Runs a command of the pages on both hosts, in the directory; what it leaves open is how they meet."""
+        command = command.replace("torchrun", str(_TORCHRUN)).replace("…", " ".join(self._rendezvous))
+        self._command, self._environment = ["sh", "-c", command], {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._begin()
+        return Demo(self._out, self._poll)
+
+    @property
+    def _rendezvous(self) -> tuple[str, ...]:
         place = f"{self.net.address('h1')}:29400"
-        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", "digits", "--rdzv-conf", "last_call_timeout=2")
-        words = ["--nnodes", "2", "--nproc-per-node", "1", *rendezvous, "--max-restarts", "3", "--monitor-interval", "0.2"]
+        return ("--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", "digits", "--rdzv-conf", "last_call_timeout=2")
+
+    def run(self, *flags: str, pace: float = 0.05) -> Demo:
+        words = ["--nnodes", "2", "--nproc-per-node", "1", *self._rendezvous, "--max-restarts", "3", "--monitor-interval", "0.2"]
         self._command = [str(_TORCHRUN), *words, "-m", "lockstep.demo.worker", "--pace", str(pace), "--least-accuracy", "0.95"]
         up = " ".join(["--ps", "2", "--max-steps", "400", "--min-replicas", "1", *recovery(self._directory), *flags])
         self._environment = {**os.environ, "LOCKSTEP_UP": up, "OMP_NUM_THREADS": "1"}

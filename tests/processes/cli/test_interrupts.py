@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes.commands import TRAIN, are_gone, descendants, read_until, run_up, up
 
 # Trains, and says what it hears of the end, inside of the session.
-TOLD = TRAIN.replace('    print("value"', "    print('END', session.end_reason, session.global_step, flush=True)\n    print(\"value\"")
+TOLD = TRAIN.replace('    print(f"value', "    print('END', session.end_reason, session.global_step, flush=True)\n    print(f\"value")
 # Computes for ever in the middle of its training, as a step that takes minutes.
 BUSY = """
 import time, numpy as np, worker_client

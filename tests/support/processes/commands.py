@@ -48,7 +48,8 @@ with worker_client.connect() as session:
     while not session.is_finished and (num_steps is None or session.local_step < num_steps):
         session.step({"w": np.ones(4)})
         print("step", session.local_step, flush=True)
-    print("value", session.read()["w"][0], flush=True)
+    # In one write, also where Python writes each argument by itself: several may write to one pipe.
+    print(f"value {session.read()['w'][0]}\\n", end="", flush=True)
 """
 # Says so, then waits to be killed.
 IDLE = "import threading; print('idle', flush=True); threading.Event().wait(300)"
