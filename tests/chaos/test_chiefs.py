@@ -91,7 +91,6 @@ def test_chief_and_parameter_server_killed_together_come_back_together(start: St
     cluster.assert_as_without_faults()
 
 
-@pytest.mark.quick
 def test_everything_killed_at_once_continues_from_the_newest_checkpoint(start: Started, record: Record) -> None:
     """A machine that loses its power."""
     cluster = start(Plan())

@@ -125,9 +125,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.quick
 @pytest.mark.shows("F39")
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=[pytest.mark.quick] if name == "everything killed" else []) for name in FAULTS])
 def test_a_follower_shows_no_wrong_bit_and_goes_on_with_the_next_step(
     start: Started, follow: Following, record: Record, fault: str
 ) -> None:
@@ -142,7 +141,6 @@ def test_a_follower_shows_no_wrong_bit_and_goes_on_with_the_next_step(
     record(f"{fault}, a follower's next step after the workers'", standstill_s=resumed_s(cluster, watching, at), target_s=RESUME_S)
 
 
-@pytest.mark.quick
 @pytest.mark.shows("F39")
 def test_readers_of_relays_that_are_killed_go_on_when_these_are_there_again(start: Started, follow: Following, record: Record) -> None:
     cluster = start(Plan(max_steps=ENDLESS, pace_s=0.5))
