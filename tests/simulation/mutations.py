@@ -130,7 +130,9 @@ def _forgets_the_slots(patch: pytest.MonkeyPatch) -> None:
 
 def _forgets_the_phase_of_training(patch: pytest.MonkeyPatch) -> None:
     real = ShardModel.publish_restored
-    patch.setattr(ShardModel, "publish_restored", lambda self, hidden, settings: real(self, replace(hidden, phase=(0, 0)), settings))
+    patch.setattr(
+        ShardModel, "publish_restored", lambda self, hidden, settings: real(self, replace(hidden, phase=0, phase_step=0), settings)
+    )
 
 
 def _adds_up_in_another_order(patch: pytest.MonkeyPatch) -> None:
@@ -279,10 +281,18 @@ def _lets_everybody_run_ahead(patch: pytest.MonkeyPatch) -> None:
 def _forgets_the_limit_of_staleness(patch: pytest.MonkeyPatch) -> None:
     real = OrderedPolicy.commit
 
-    def commit(self: OrderedPolicy, push_id: PushId, *, step: int) -> Any:
+    def commit(self: OrderedPolicy, push_id: PushId, *, step: int, weight: float) -> Any:
         return real(self, push_id, step=max(step, self.step))
 
     patch.setattr(OrderedPolicy, "commit", commit)
+
+
+def _forgets_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SyncPolicy, "weights", ())
+
+
+def _counts_in_a_step_that_is_applied(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SyncPolicy, "_is_open", True)
 
 
 def _applies_one_twice(patch: pytest.MonkeyPatch) -> None:
@@ -551,7 +561,7 @@ def _calls_applied_what_it_drops(patch: pytest.MonkeyPatch) -> None:
 def _counts_two_as_one_step(patch: pytest.MonkeyPatch) -> None:
     real = UnlockedPolicy.commit
 
-    def commit(self: UnlockedPolicy, push_id: PushId, *, step: int) -> Any:
+    def commit(self: UnlockedPolicy, push_id: PushId, *, step: int, weight: float) -> Any:
         verdict = real(self, push_id, step=step)
         self.step -= verdict.applied_step == 5
         return verdict
@@ -595,6 +605,7 @@ def _with_an_extra(scenario: Scenario) -> Scenario:
 _FIFO = PolicySpec(tokens=TokenMode.FIFO)
 _SSP = PolicySpec(name=PolicyName.SSP, staleness=0)
 _ASYNC = PolicySpec(name=PolicyName.ASYNC)
+_OUTER = PolicySpec(name=PolicyName.OUTER, replicas_to_aggregate=1)
 _ASYNC_DROP = PolicySpec(name=PolicyName.ASYNC, max_staleness=0)
 _SSP_SCALE = PolicySpec(name=PolicyName.SSP, staleness=3, max_staleness=0, too_stale=TooStale.SCALE)
 
@@ -806,6 +817,8 @@ MUTATIONS: dict[str, Mutation] = {
     "async: what is too stale is applied": Mutation("P", _forgets_the_limit_of_staleness, under(_ASYNC_DROP)),
     "ssp: workers run ahead of the slowest": Mutation("P", _lets_everybody_run_ahead, under(_SSP)),
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
+    "sync: contributions count without their weights": Mutation("5", _forgets_weights, under(DEFAULT_POLICY)),
+    "outer: what comes while a step is applied counts in it": Mutation("23", _counts_in_a_step_that_is_applied, under(_OUTER)),
     "unlocked: what comes again is applied again": Mutation("1", _applies_again_what_comes_again, _unlocked),
     "unlocked: a server calls applied what it drops": Mutation("5", _calls_applied_what_it_drops, _unlocked),
     "unlocked: a chief counts two contributions as one step": Mutation("3", _counts_two_as_one_step, _unlocked, first_seed=1199),
