@@ -1,5 +1,6 @@
 """DiLoCo computes what its paper says, with any number of workers, and loses nothing that was contributed."""
 
+import copy
 import logging
 import threading
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_an_outer_step_that_fails_leaves_the_inner_ones_and_can_be_tried_again(m
     inner, alone = inner_of(model), inner_of(plain)
     with lockstep.local() as session, lt.DiLoCo(session, model, inner, sync_every=3, outer=lockstep.sgd(1.0)) as loop:
         with monkeypatch.context() as patch, pytest.raises(TimeoutError):
-            patch.setattr(loop.outer, "step", lambda: (_ for _ in ()).throw(TimeoutError))
+            patch.setattr(loop.outer, "step", lambda *, weight: (_ for _ in ()).throw(TimeoutError))
             for step in range(3):
                 stepped(plain, alone, step)
                 stepped(model, inner, step)
@@ -134,6 +135,29 @@ def test_an_outer_step_that_fails_leaves_the_inner_ones_and_can_be_tried_again(m
         loop.sync()
         assert loop.outer.global_step == 1
         assert distance(model, plain) < 1e-6
+
+
+def test_a_late_worker_loses_nothing_under_the_policy_outer() -> None:
+    first, late, *alone = [made() for _ in range(4)]
+    cluster, inners = InProcessCluster(replicas_to_aggregate=1, total_num_replicas=2), [inner_of(first), inner_of(late)]
+    with lockstep.local(cluster) as one, lockstep.local(cluster) as other:
+        one.set_policy(lockstep.outer_policy())
+        with (
+            lt.DiLoCo(one, first, inners[0], sync_every=2, outer=lockstep.sgd(1.0)) as fast,
+            lt.DiLoCo(other, late, inners[1], sync_every=3, outer=lockstep.sgd(1.0)) as slow,
+        ):
+            begin = copy.deepcopy(late)
+            for model, inner, plain, num_inner in ((first, inners[0], alone[0], 2), (late, inners[1], alone[1], 3)):
+                plain_inner = inner_of(plain)
+                for step in range(num_inner):
+                    stepped(model, inner, step)
+                    stepped(plain, plain_inner, step)
+            assert slow.outer.last_push is not None
+            assert slow.outer.last_push.staleness == 1
+            assert (slow.outer.global_step, fast.outer.global_step) == (2, 1)
+    with torch.no_grad():
+        for value, start, *came in zip(*(model.parameters() for model in (late, begin, *alone)), strict=True):
+            assert torch.allclose(value, start + sum(one - start for one in came), atol=1e-6)
 
 
 def test_an_inner_state_that_cannot_be_read_or_is_of_another_training_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
