@@ -18,7 +18,7 @@ from chief.core.coordinator import Coordinator
 from chief.core.messages import ShardsFound
 from chief.options import CoordinationConfig
 from lockstep.planning.latencies import Latency
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import InvalidSpec, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicySpec
@@ -179,9 +179,10 @@ def result_of(
     durations = np.diff(np.asarray(step_times, np.float64))
     num_required = after.replicas_to_aggregate
     num_steps = after.global_step - before.global_step
-    accepted_per_s = num_steps * num_required / duration_s if duration_s else math.inf
+    num_applied = after.num_accepted - after.num_contributions - before.num_accepted + before.num_contributions
+    accepted_per_s = num_applied / duration_s if duration_s else math.inf
     num_dropped = after.num_stale + after.num_late - before.num_stale - before.num_late
-    num_contributions = num_dropped + num_steps * num_required
+    num_contributions = num_dropped + num_applied
     return SimulationResult(
         policy=after.policy.text,
         num_workers=after.total_num_replicas,
@@ -211,7 +212,7 @@ def _standard_error(durations: np.ndarray) -> float:
 
 MAX_WORKERS = 10_000
 _LEASE_S = MAX_LEASE_S  # simulated workers do not die, and send no heartbeats
-_MAX_WAIT_S = 20.0
+_MAX_WAIT_S, _REPEAT_S = 20.0, 0.05
 _NUM_DRAWN = 32  # computing times drawn per call
 _SETUP_CALL = MAX_WORKERS  # calls of workers are numbered by worker index
 
@@ -288,7 +289,7 @@ def _without_garbage_collector() -> Iterator[None]:
 class _Worker:
     """One worker: its identity, the step of its variables, and its next computing times."""
 
-    __slots__ = ("index", "local_step", "participant", "random", "request_id", "sequence", "times", "token")
+    __slots__ = ("index", "local_step", "participant", "random", "request", "request_id", "sequence", "times", "token")
 
     def __init__(self, participant: Participant, *, seed: int) -> None:
         self.participant = participant
@@ -296,6 +297,7 @@ class _Worker:
         self.token = self.local_step = self.sequence = self.request_id = 0
         self.random = np.random.default_rng((seed, participant.index))
         self.times: list[float] = []
+        self.request: DequeueTokenRequest | None = None
 
 
 class _Simulation:
@@ -450,4 +452,13 @@ class _Simulation:
             max_wait_s=_MAX_WAIT_S,
             commit=commit,
         )
-        self._handle(ev.Asked(call=worker.index, request=request))
+        worker.request = request
+        self._ask(worker.index)
+
+    def _ask(self, index: int) -> None:
+        request = self._workers[index].request
+        assert request is not None
+        try:
+            self._handle(ev.Asked(call=index, request=request))
+        except Unavailable:  # a step is being applied, which the contribution is too late for: it counts in the next one
+            self.later(_REPEAT_S, self._ask, index)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lockstep.planning.latencies import Latency, constant, latency_of, lognormal, measured, shifted_exponential, with_stragglers
-from lockstep.planning.simulation import Costs, simulate
+from lockstep.planning.simulation import Costs, SimulationResult, simulate
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 
@@ -55,6 +55,19 @@ def test_async_has_the_staleness_of_the_other_workers_and_no_waiting() -> None:
     assert result.mean_staleness == pytest.approx(19, rel=0.02)
     assert result.efficiency == pytest.approx(1.0, abs=0.02)
     assert result.dropped == 0.0
+
+
+def test_outer_uses_the_time_that_sync_waits_or_throws_away_and_grace_makes_it_less_stale() -> None:
+    def results(policy: PolicySpec, num_required: int) -> SimulationResult:
+        latency, costs = lognormal(60.0, 0.3), Costs(apply_s=0.5)
+        return simulate(policy=policy, num_workers=8, num_required=num_required, latency=latency, costs=costs, num_rounds=100)
+
+    outer, patient = (results(PolicySpec(name=PolicyName.OUTER, grace_s=grace_s), 6) for grace_s in (0.0, 10.0))
+    assert results(SYNC, 8).efficiency < 0.75
+    assert results(SYNC, 6).efficiency < 0.75
+    assert outer.efficiency > patient.efficiency > 0.9
+    assert outer.dropped == patient.dropped == 0.0
+    assert 0.5 < patient.mean_staleness < outer.mean_staleness < 2.0
 
 
 def test_async_is_bound_by_what_applies_one_contribution_after_the_other() -> None:
