@@ -127,6 +127,9 @@ class Ending:
     def _finish_when_applied(self, reason: str, now: float) -> None:
         """Finishes at once, or as soon as the step is applied that is being applied now, or soon, if this chief has no servers yet."""
         policy = self._cluster.policy
+        if policy.is_in_grace:
+            policy.end_grace()  # what is accepted is applied
+            self._out.afterwards(self._cluster.proceed)
         if not policy.is_complete and self._cluster.state is not ClusterState.CONNECTING:
             self.finish(reason, now)
         elif not self.is_finishing:

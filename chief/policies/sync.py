@@ -144,7 +144,8 @@ class SyncPolicy(Policy):
         num_required = 1 if self._is_last else self.num_required
         if not self._is_complete and len(self._counted) >= num_required:
             waits = self.spec.grace_s and not self._is_last
-            self._is_complete = not waits or self._live <= {entry.push_id.worker for entry in self._counted}
+            # After a change of chiefs nobody has come yet.
+            self._is_complete = not waits or (bool(self._live) and self._live <= {entry.push_id.worker for entry in self._counted})
 
     @property
     def advice_to_all_waiting(self) -> str:

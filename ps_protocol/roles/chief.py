@@ -24,8 +24,8 @@ from ps_protocol.roles.weights import KeptWeights
 DEFAULT_POLICY = PolicySpec()
 MAX_INDEX = (1 << 31) - 1
 MAX_SHARDS = 10_000
-# The largest weight of a contribution.
-MAX_WEIGHT = 1e12
+# Weights of contributions: what they are divided by stays a number.
+MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e12
 # In seconds: what a chief grants, and what a process can wait.
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 1e9
 

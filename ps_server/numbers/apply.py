@@ -517,7 +517,7 @@ class RunView:
         weights = [memory.weights[position] for position in run.contributors] if memory.weights else []
         if len(memory.weights) > 1 and weights:
             scale = len(weights) / sum(weights)
-            weights = [weight * scale for weight in weights]
+            weights = [weight * scale for weight in weights] if len(weights) > 1 else [1.0]
         self.weights = weights if weights and any(weight != 1.0 for weight in weights) else ()
         self.size = self.value.size
         self.is_half = run.arena.data_type.itemsize == 2

@@ -35,6 +35,7 @@ from ps_protocol.model.spec import scales
 from ps_protocol.roles.checkpoint import Checkpoint, ChosenPush
 from ps_protocol.roles.chief import (
     MAX_WEIGHT,
+    MIN_WEIGHT,
     ChangeSettingsRequest,
     CommitPushRequest,
     CommitResult,
@@ -463,8 +464,8 @@ class Training:
         self._check_step(commit.step, now)
         if (push_id.worker, push_id.incarnation) != (member.index, member.incarnation) or push_id.sequence < 1:
             raise InvalidSpec(f"push id {push_id}: want worker {member.index}, incarnation {member.incarnation} and a sequence >= 1")
-        if not 0 < commit.weight <= MAX_WEIGHT:
-            raise InvalidSpec(f"weight: got {commit.weight:g}, want a number above 0, at most {MAX_WEIGHT:g}")
+        if not MIN_WEIGHT <= commit.weight <= MAX_WEIGHT:
+            raise InvalidSpec(f"weight: got {commit.weight:g}, want {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
         if commit.is_applied and not policy.spec.applies_on_arrival:
             raise InvalidSpec(f"push id {push_id}: it cannot have been applied on arrival; under the policy {policy.spec.text} it waits")
         if member.outcomes.is_repeated(push_id, step=commit.step):
@@ -573,6 +574,8 @@ class Training:
             self._out.move_up(since=since, to=before)
             return
         self._lower_quorum()
+        if self._policy.is_in_grace:
+            self._out.afterwards(self._cluster.proceed)
         if slice_s(request.max_wait_s):
             self._ranges.block(call, request, until=now + slice_s(request.max_wait_s))
         else:
@@ -630,7 +633,11 @@ class Training:
             self._begin_changes(now)
         if self._checkpoints.is_due and self.is_idle:
             self._checkpoints.begin(now)
-        policy = self._policy
+        policy, starved = self._policy, self._data.starved
+        if starved and policy.is_in_grace:
+            live = (member.index for member in self._members.live_workers)
+            if all(worker in starved or policy.has_contributed(worker) for worker in live):
+                policy.end_grace()  # the others have nothing to contribute, and may wait for what this step brings back
         # A finished training takes no further step; under the other policies it owes those that it has accepted.
         may_step = self._model.is_ready and not (policy.has_common_steps and self._ending.is_finished)
         if self.is_idle and may_step and policy.is_complete:
@@ -943,6 +950,9 @@ class Training:
         """Replaces the policy by that of the settings, which takes over the counted contributions."""
         old = self._policy
         self._policy = new = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
+        self._grace_timer.clear()
+        if old.is_complete:
+            new.end_grace()
         if not new.spec.accepts_stale:
             self._discards.clear()  # the shards drop by themselves the contributions that they cannot apply any more
         if not old.spec.accepts_stale:

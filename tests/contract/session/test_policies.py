@@ -151,7 +151,7 @@ def test_a_late_contribution_is_in_the_next_outer_step_by_its_weight(start: Star
     values = slow.read()
     assert values["a"].tolist() == [-8.0] * 3
     assert values["b"].tolist() == [-7.0] * 40
-    with pytest.raises(InvalidSpec, match="weight: got 0, want a number above 0"):
+    with pytest.raises(InvalidSpec, match="weight: got 0, want a number from 1e-12"):
         slow.push(ONES, weight=0)
 
 

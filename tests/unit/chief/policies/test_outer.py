@@ -3,8 +3,9 @@
 import pytest
 
 from ps_protocol.errors import InvalidSpec, Unavailable
+from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
-from ps_protocol.roles.chief import PushOutcome
+from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, LeaseReply, PushOutcome
 from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
 
@@ -56,6 +57,36 @@ def test_a_step_does_not_wait_for_a_worker_that_leaves() -> None:
     first.push()
     second.push()
     third.leave(failure="boom")
+    assert driver.step == 1
+
+
+def test_what_is_accepted_is_applied_when_training_is_finished_in_grace() -> None:
+    driver = outer(2, grace_s=3600.0)
+    first, second, _ = driver.train(0, 1, 2)
+    first.push()
+    second.push()
+    driver.ask(FinishTrainingRequest(reason="done"))
+    assert (driver.step, driver.coordinator.state) == (1, ClusterState.FINISHED)
+
+
+def test_another_grace_holds_at_once() -> None:
+    driver = outer(1, grace_s=3600.0)
+    first, _ = driver.train(0, 1)
+    first.push()
+    driver.set_policy(PolicySpec(name=PolicyName.OUTER, grace_s=5.0))
+    driver.pass_time(6.0)
+    assert driver.step == 1
+
+
+def test_a_step_does_not_wait_for_workers_without_data() -> None:
+    driver = outer(1, grace_s=3600.0)
+    first, second = driver.train(0, 1)
+    data = DataSpec(name="train", num_samples=2, range_size=2, num_epochs=1)
+    lease = driver.answers[driver.lease(first, data)]
+    assert isinstance(lease, LeaseReply)
+    first.commit(ranges=tuple(one.id for one in lease.ranges))
+    assert driver.step == 0
+    driver.lease(second, data, max_wait_s=20.0)
     assert driver.step == 1
 
 
