@@ -94,7 +94,7 @@ def conditions(cluster: "Cluster", *, now: float, patience_s: float = PATIENCE_S
     """Returns all conditions that hold, the most urgent first; there is always one. A step younger than `patience_s` waits for nobody."""
     policy = cluster.policy
     is_open = cluster.state is ClusterState.TRAINING and not (policy.is_complete or cluster.training.is_configuring)
-    scene = Scene(cluster, now, missing(cluster) if is_open and policy.has_common_steps else None, patience_s)
+    scene = Scene(cluster, now, missing(cluster) if is_open and policy.spec.has_common_steps else None, patience_s)
     found = [
         Condition(
             name=row.name,
@@ -318,7 +318,7 @@ def _awaited(scene: Scene) -> Sequence[Member]:
     if at.state is ClusterState.WAITING_FOR_MODEL and at.model.initializer is not None:
         member = at.members.find(ParticipantKind.WORKER, at.model.initializer[0])
         return [member] if member is not None and member.is_live else []
-    if at.state is ClusterState.TRAINING and not policy.has_common_steps:
+    if at.state is ClusterState.TRAINING and not policy.spec.has_common_steps:
         slowest = set(policy.slowest()) - at.training.waiting_workers
         return [one for one in live if one.index in slowest] or live
     return []
@@ -416,7 +416,7 @@ def _checkpoint_advice(scene: Scene) -> str:
 
 
 def _in_vain(scene: Scene) -> Said | None:
-    if scene.at.state is not ClusterState.TRAINING or not scene.at.policy.has_common_steps:
+    if scene.at.state is not ClusterState.TRAINING or not scene.at.policy.spec.has_common_steps:
         return None
     policy, live = scene.at.policy, scene.at.members.live_workers
     found = [
@@ -526,7 +526,7 @@ def _waiting(scene: Scene) -> Said | None:
 
 def _slow_worker(scene: Scene) -> Said | None:
     live = scene.at.members.live_workers
-    if _training(scene) is None or not scene.at.policy.has_common_steps or len(live) < 2:
+    if _training(scene) is None or not scene.at.policy.spec.has_common_steps or len(live) < 2:
         return None
     usual = sorted(one.num_accepted for one in live)[(len(live) - 1) // 2]
     for member in live:
@@ -584,7 +584,7 @@ def _training(scene: Scene) -> Said | None:
     at = scene.at
     if at.state is not ClusterState.TRAINING or not at.members.live_workers or at.servers.unreachable_since is not None:
         return None
-    is_at_work = scene.is_young or not at.policy.has_common_steps
+    is_at_work = scene.is_young or not at.policy.spec.has_common_steps
     return Said("Training. Nothing is waited for") if is_at_work else None
 
 

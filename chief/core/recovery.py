@@ -649,7 +649,7 @@ class Recovery:
                     for one in stage.pushes
                     for push in one.applied
                 }
-                is_open = not policy.has_common_steps or record.step == found.step
+                is_open = not policy.spec.has_common_steps or record.step == found.step
                 stage.chosen = tuple(one for one in record.chosen if is_open and one.push_id not in applied)
         self._members.remember(stage.pushes)
         for adoption in held:
@@ -716,7 +716,7 @@ class Recovery:
             self._data.count(one.push_id, one.ranges)
             if one.attached != NO_ATTACHMENTS:
                 self._cluster.attachments.count(one.push_id, one.attached)
-        steps = {one.push_id: step if policy.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
+        steps = {one.push_id: step if policy.spec.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
         self._members.remember(stage.pushes, chosen=steps)
         return () if policy.spec.applies_on_arrival else stage.chosen
 

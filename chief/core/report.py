@@ -69,7 +69,7 @@ def _step_words(cluster: "Cluster", now: float) -> Iterator[str]:
     policy, waiting, live = cluster.policy, cluster.training.waiting_workers, cluster.members.live_workers
     if cluster.state is not ClusterState.TRAINING or policy.is_complete or cluster.training.is_configuring:
         return
-    if policy.has_common_steps:
+    if policy.spec.has_common_steps:
         lacking = missing(cluster)
         awaited = [*lacking.gone, *lacking.owing]
         yield f"step {policy.step} has {policy.num_contributions} of {policy.num_required} contributions"

@@ -72,11 +72,6 @@ class Policy(Protocol):
     def is_complete(self) -> bool:
         """Whether the next step has all its contributions, and shall be applied."""
 
-    @property
-    def has_common_steps(self) -> bool:
-        """Whether a step is made of contributions to that step alone, which all servers apply together; else each is a step by itself."""
-        return False
-
     def require(self, num_required: int) -> None:
         """Has the open step, and those after it, need so many contributions; a step that is complete stays so.
 

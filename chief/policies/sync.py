@@ -70,8 +70,6 @@ class SyncPolicy(Policy):
     waits a while for those of the other live `workers`.
     """
 
-    has_common_steps = True
-
     def __init__(
         self,
         *,
@@ -88,7 +86,7 @@ class SyncPolicy(Policy):
         self._tokens = tokens
         self._counted = [*counted]
         self._live = set(workers)
-        # A complete step stays so, whoever joins before it is applied.
+        # A step that is complete stays complete, also if another worker joins before it is applied.
         self._is_complete = self._is_last = False
         self._look()
 

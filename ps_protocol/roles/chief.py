@@ -24,8 +24,8 @@ from ps_protocol.roles.weights import KeptWeights
 DEFAULT_POLICY = PolicySpec()
 MAX_INDEX = (1 << 31) - 1
 MAX_SHARDS = 10_000
-# Weights of contributions: what they are divided by stays a number.
-MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e12
+# Of contributions: so that what is divided by their sum stays a number.
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-12, 1e12
 # In seconds: what a chief grants, and what a process can wait.
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 1e9
 
@@ -136,6 +136,12 @@ class PushOutcome(enum.Enum):
 
     # By identity, which every step needs: the hash of an enum is a function in Python.
     __hash__ = object.__hash__
+
+
+def check_weight(weight: float) -> None:
+    """Raises InvalidSpec unless a contribution may count so much."""
+    if not _MIN_WEIGHT <= weight <= _MAX_WEIGHT:
+        raise InvalidSpec(f"weight: got {weight:g}, want a number from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}")
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,9 +254,10 @@ class Table:
         self._make(keys[new], np.empty(0, np.int64))
 
     def _places_of(self, keys: Array, *, evicts: bool) -> tuple[Array, Array, Array]:
-        """Returns the row number of each key, which rows are still to be made, and the rows of other keys that make room. No effect.
+        """Returns the row number of each key, which rows are still to be made, and the rows of other keys that make room.
 
-        Numbers: -1 for keys that there is no room for. New: positions in `keys`; the last of them get the rows of other keys.
+        Makes no row. Rows that are looked at to make room count as less used from now on. Numbers: -1 for keys that there is no room for.
+        New: positions in `keys`; the last of them get the rows of other keys.
         """
         assert self.index is not None
         numbers = self.index.find(keys)

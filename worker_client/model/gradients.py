@@ -20,7 +20,7 @@ from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.updates import FormulaUpdate, check_fits
 from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
-from ps_protocol.roles.chief import MAX_WEIGHT, MIN_WEIGHT
+from ps_protocol.roles.chief import check_weight
 from ps_protocol.roles.shard import Metric, SparsePart
 from worker_client.model.declarations import IndexedSlices, UpdateFormula
 from worker_client.model.memory import ModelMemory
@@ -549,8 +549,9 @@ def as_metrics(metrics: Metrics) -> dict[str, Metric]:
 def checked_weight(weight: float) -> float:
     """Returns the weight of a contribution as a Python number. Raises InvalidSpec."""
     plain = plain_number(weight)
-    if isinstance(plain, bool) or not isinstance(plain, (int, float)) or not MIN_WEIGHT <= plain <= MAX_WEIGHT:
-        raise InvalidSpec(f"weight: got {weight!r}, want a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)):
+        raise InvalidSpec(f"weight: got {weight!r}, want a number")
+    check_weight(plain)
     return float(plain)
 
 

@@ -34,8 +34,6 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
 from ps_protocol.roles.checkpoint import Checkpoint, ChosenPush
 from ps_protocol.roles.chief import (
-    MAX_WEIGHT,
-    MIN_WEIGHT,
     ChangeSettingsRequest,
     CommitPushRequest,
     CommitResult,
@@ -49,6 +47,7 @@ from ps_protocol.roles.chief import (
     PushOutcome,
     TokenReply,
     TokenResult,
+    check_weight,
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, PushId
 from ps_protocol.roles.fence import Fence
@@ -323,7 +322,7 @@ class Training:
         if held is not None:
             if self._data.hold(member.index, member.incarnation, held):
                 self._answer_about_ranges(now)
-            if is_new_here and self._policy.has_common_steps and not self._policy.has_contributed(member.index):
+            if is_new_here and self._policy.spec.has_common_steps and not self._policy.has_contributed(member.index):
                 # It may wait for a token, and its predecessor's contribution to the open step has gone with the chief before.
                 self._turned_away.add(member.index)
         if member.index in self._awaited:
@@ -464,8 +463,7 @@ class Training:
         self._check_step(commit.step, now)
         if (push_id.worker, push_id.incarnation) != (member.index, member.incarnation) or push_id.sequence < 1:
             raise InvalidSpec(f"push id {push_id}: want worker {member.index}, incarnation {member.incarnation} and a sequence >= 1")
-        if not MIN_WEIGHT <= commit.weight <= MAX_WEIGHT:
-            raise InvalidSpec(f"weight: got {commit.weight:g}, want {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+        check_weight(commit.weight)
         if commit.is_applied and not policy.spec.applies_on_arrival:
             raise InvalidSpec(f"push id {push_id}: it cannot have been applied on arrival; under the policy {policy.spec.text} it waits")
         if member.outcomes.is_repeated(push_id, step=commit.step):
@@ -490,7 +488,7 @@ class Training:
                 self._attachments.count(push_id, commit.attached)
                 if commit.is_applied:
                     self._attachments.applied((push_id,))
-        elif not policy.has_common_steps or ((not commit.staged or not has_ranges) and not policy.is_complete):
+        elif not policy.spec.has_common_steps or ((not commit.staged or not has_ranges) and not policy.is_complete):
             self._turned_away.add(member.index)  # it has met a change of policy, or of the chief
         if commit.ranges or self._data.starved:
             self._count_ranges(member, commit, verdict)
@@ -536,7 +534,7 @@ class Training:
         if not 0 <= step <= MAX_STEP:
             raise InvalidSpec(f"local_step: got {step}, want 0 to 2^62")
         # If each contribution is a step, workers read steps that the chief does not know yet.
-        if self._policy.has_common_steps and step > self._policy.step:
+        if self._policy.spec.has_common_steps and step > self._policy.step:
             if not self._model.is_ready:  # another chief may have trained further than this one knows yet
                 raise NotInitialized(f"the model is not known here yet: {self._cluster.explain(now)}")
             if self._step is not None and step == self._policy.step + 1:
@@ -639,7 +637,7 @@ class Training:
             if all(worker in starved or policy.has_contributed(worker) for worker in live):
                 policy.end_grace()  # the others have nothing to contribute, and may wait for what this step brings back
         # A finished training takes no further step; under the other policies it owes those that it has accepted.
-        may_step = self._model.is_ready and not (policy.has_common_steps and self._ending.is_finished)
+        may_step = self._model.is_ready and not (policy.spec.has_common_steps and self._ending.is_finished)
         if self.is_idle and may_step and policy.is_complete:
             self._begin_step(_Step(step=policy.step, contributors=policy.contributors, weights=policy.weights), policy.last_worker, now)
         if not policy.is_in_grace:
