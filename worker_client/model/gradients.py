@@ -111,7 +111,7 @@ def _values(what: str, values: Any, variable: VariableSpec) -> Array:
         raise DtypeMismatch(f"{what} is {array.dtype}, variable is {dtype}; cast with .astype({type_words(dtype)})")
     if array.ndim != len(variable.shape) or array.shape[1:] != variable.shape[1:]:
         want = ", ".join(("rows", *map(str, variable.shape[1:])))
-        raise ShapeMismatch(f"{what}: values have the shape {array.shape}, want ({want}): rows of {variable.shape}")
+        raise ShapeMismatch(f"{what}: values have the shape {array.shape}, want ({want})")
     return array
 
 
