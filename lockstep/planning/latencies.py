@@ -1,6 +1,7 @@
 """Computing times of workers: named distributions with parameters, or measured times. Draws numbers; knows no cluster, clock or file."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,8 +17,8 @@ Times = NDArray[np.float64]
 class Latency:
     """The time that one gradient computation of a worker takes, in seconds: a distribution, `text` in a few words.
 
-    `draw(random, count, worker)` returns the times of so many computations of a worker, `mean_s(worker)` their mean. `num_workers`: how
-    many workers were measured; None: it is no measurement.
+    `draw(random, count, worker)` returns the times of so many computations of a worker, `mean_s(worker)` their mean, failures left out.
+    `num_workers`: how many workers were measured; None: it is no measurement.
     """
 
     text: str
@@ -71,6 +72,33 @@ def with_stragglers(usual: Latency, *, probability: float, factor: float) -> Lat
         text=f"{usual.text}; {100 * probability:g} % of them take {factor:g} times as long",
         draw=draw,
         mean_s=lambda worker: usual.mean_s(worker) * (1 + probability * (factor - 1)),
+    )
+
+
+def with_failures(usual: Latency, *, between_s: float, restart_s: float) -> Latency:
+    """The times of `usual` and of the restarts within them: a worker fails every `between_s` on average, at any time independently.
+
+    Each time it stands still for `restart_s`; another failure has these begin anew. So it computes for the share
+    exp(-restart_s / between_s) of the time.
+    """
+    for name, value, most_s in (("time between failures", between_s, sys.float_info.max), ("time of a restart", restart_s, 5 * between_s)):
+        if not 0 < value <= most_s:
+            raise InvalidSpec(f"{name}: got {value:g}, want more than 0 seconds; a restart takes at most 5 times the time between failures")
+    share = math.exp(-restart_s / between_s)
+
+    def draw(random: np.random.Generator, count: int, worker: int) -> Times:
+        times = usual.draw(random, count, worker)
+        num_failures = random.poisson(times / between_s)
+        num_cut = random.geometric(share, num_failures.sum()) - 1
+        cut_s = -between_s * np.log1p(-(1 - share) * random.random(num_cut.sum()))
+        whose = np.repeat(np.repeat(np.arange(count), num_failures), num_cut)
+        return times + num_failures * restart_s + np.bincount(whose, cut_s, minlength=count)
+
+    return Latency(
+        text=f"{usual.text}; a failure every {between_s:g} s, {restart_s:g} s to restart",
+        draw=draw,
+        mean_s=usual.mean_s,
+        num_workers=usual.num_workers,
     )
 
 

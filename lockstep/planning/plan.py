@@ -117,7 +117,7 @@ def _simulate(question: Question, policy: PolicySpec, backups: int) -> Simulatio
     return simulate(
         policy=policy,
         num_workers=num_workers,
-        num_required=num_workers - backups,
+        num_required=policy.replicas_to_aggregate or num_workers - backups,
         latency=question.latency,
         costs=question.costs,
         num_rounds=question.rounds,

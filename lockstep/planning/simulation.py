@@ -147,8 +147,8 @@ class SimulationResult:
     """Figures of the measured steps, times in seconds.
 
     `step_s` is the mean, `step_error_s` its standard error (by batch means, since successive steps are correlated). `accepted_per_s`:
-    contributions accepted per second. `efficiency`: that rate, divided by the rate of workers that never wait and lose nothing. `dropped`:
-    the share of contributions that were dropped as late or stale. Staleness is that of accepted contributions.
+    contributions accepted per second. `efficiency`: that rate, divided by the rate of workers that never wait, fail or lose anything.
+    `dropped`: the share of contributions that were dropped as late or stale. Staleness is that of accepted contributions.
     """
 
     policy: str
@@ -167,7 +167,7 @@ class SimulationResult:
 
     @property
     def num_backups(self) -> int:
-        """Workers beyond the contributions that a step needs; meaningful for the policy sync only."""
+        """Workers beyond the contributions that a step needs."""
         return self.num_workers - self.num_required
 
 
@@ -177,7 +177,7 @@ def result_of(
     """Returns the figures of the time between two moments; `step_times` begins with the time of the first."""
     before, after, duration_s = start.status, end.status, end.now - start.now
     durations = np.diff(np.asarray(step_times, np.float64))
-    num_required = after.replicas_to_aggregate
+    num_required = after.replicas_to_aggregate if after.policy.has_common_steps else 1
     num_steps = after.global_step - before.global_step
     num_applied = after.num_accepted - after.num_contributions - before.num_accepted + before.num_contributions
     accepted_per_s = num_applied / duration_s if duration_s else math.inf
@@ -251,8 +251,8 @@ def simulate(
 ) -> SimulationResult:
     """Simulates a training and returns its figures; the same arguments give the same result.
 
-    `num_required`: R of the policy sync (None: as many as workers). A round is a step of R contributions under sync, and as many
-    contributions as there are workers otherwise; the first `num_warm_up` are not measured. Worker w computes the same times in every run
+    `num_required`: R of sync and outer (None: as many as workers). A round has as many steps as need one
+    contribution of each worker, at least one; the first `num_warm_up` are not measured. Worker w computes the same times in every run
     with the same seed. Raises InvalidSpec.
     """
     if not 1 <= num_workers <= MAX_WORKERS:
@@ -263,7 +263,7 @@ def simulate(
         raise InvalidSpec(f"rounds: got {num_rounds} and {num_warm_up} before them, want 1 or more and 0 or more")
     if policy.applies_on_arrival:
         raise InvalidSpec(f"policy {policy.text}: without locking, nothing waits for anything, so there is nothing to simulate")
-    steps_per_round = 1 if policy.has_common_steps else num_workers
+    steps_per_round = num_workers // (num_required or num_workers) if policy.has_common_steps else num_workers
     with _without_garbage_collector():
         simulation = _Simulation(
             policy=policy, num_workers=num_workers, num_required=num_required, latency=latency, costs=costs or Costs(), seed=seed

@@ -12,12 +12,12 @@ from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.answers import Answer, CommandFailed
 from lockstep.cli.formatting import duration_text, table
 from lockstep.cli.watch.recordings import statuses
-from lockstep.planning.latencies import Latency, latency_of, measured, numbers_of, with_stragglers
+from lockstep.planning.latencies import Latency, latency_of, measured, numbers_of, with_failures, with_stragglers
 from lockstep.planning.plan import Plan, Question, make_plan
 from lockstep.planning.simulation import Costs
 from lockstep.planning.times import HEADER, ComputingTime, TimesRecorder, parse_times, times_by_worker
 from ps_protocol.errors import InvalidSpec, PsError
-from ps_protocol.model.policy import KINDS, PolicySpec
+from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import Chief, ClusterState
 
 # The result of `lockstep plan` as text: tables and a recommendation.
@@ -49,10 +49,10 @@ def _planned_rows(plan: Plan) -> Iterator[Sequence[str]]:
 
 
 def _compared_rows(plan: Plan) -> Iterator[Sequence[str]]:
-    yield ("policy", "T", "efficiency", "speed/worker", "mean staleness", "greatest")
+    yield ("policy", "R", "T", "step", "efficiency", "speed/worker", "mean staleness", "greatest")
     for row in plan.compared:
         figures = (f"{row.efficiency:.1%}", f"{plan.speed(row):.3f}", f"{row.mean_staleness:.1f}", str(row.max_staleness))
-        yield (row.policy, str(row.num_workers), *figures)
+        yield (row.policy, str(row.num_required), str(row.num_workers), _time_text(row.step_s), *figures)
 
 
 def _advice(plan: Plan) -> Iterator[str]:
@@ -74,10 +74,8 @@ def _time_text(seconds: float) -> str:
 
 
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
-# Policies beside sync by what a user writes, "ssp:S" for one with a staleness of its own.
-_COMPARED = {
-    name.name.lower() + (":S" if "staleness" in kind.parameters else ""): name for name, kind in KINDS.items() if not kind.has_common_steps
-}
+# Policies beside sync by what a user writes: contributions ahead; R, and for how many seconds a step that has R waits for others.
+_COMPARED = ("ssp:AHEAD", "async", "outer:R", "outer:R:GRACE_S")
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +97,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of --workers: contributions that a step needs; backup workers are added to them",
     )
     size.add_argument("--stragglers", metavar="P,FACTOR", help="each computation takes FACTOR times as long with the probability P")
+    size.add_argument("--failures", metavar="EVERY,RESTART", help="a worker fails every so many seconds, and takes so many to restart")
     for name, words in (
         ("calls", "for the calls of one contribution, there and back"),
         ("send", "for the servers to send the variables to one worker alone"),
@@ -145,6 +144,9 @@ def _question(arguments: argparse.Namespace) -> Question:
     if arguments.stragglers is not None:
         probability, factor = numbers_of(arguments.stragglers, count=2, what="--stragglers", usage="P,FACTOR, for example 0.05,1.3")
         latency = with_stragglers(latency, probability=probability, factor=factor)
+    if arguments.failures is not None:
+        between_s, restart_s = numbers_of(arguments.failures, count=2, what="--failures", usage="EVERY,RESTART, for example 3600,120")
+        latency = with_failures(latency, between_s=between_s, restart_s=restart_s)
     return Question(
         latency=latency,
         costs=Costs(calls_s=arguments.calls, send_s=arguments.send, receive_s=arguments.receive, apply_s=arguments.apply),
@@ -177,12 +179,20 @@ def _backups(text: str | None) -> tuple[int, ...]:
 
 
 def _policy(word: str) -> PolicySpec:
-    name, colon, staleness = word.strip().partition(":")
-    if not staleness and name in _COMPARED:
-        return PolicySpec(name=_COMPARED[name])
-    if f"{name}{colon}S" in _COMPARED and staleness.isdecimal() and len(staleness) < 10:
-        return PolicySpec(name=_COMPARED[f"{name}{colon}S"], staleness=int(staleness))
-    raise InvalidSpec(f"--compare: got {word[:40]!r}, want {' or '.join(_COMPARED)} (S: contributions ahead)")
+    name, *numbers = word.strip().split(":")
+    try:
+        match name, numbers:
+            case "async", []:
+                return PolicySpec(name=PolicyName.ASYNC)
+            case "ssp", [ahead]:
+                return PolicySpec(name=PolicyName.SSP, staleness=int(ahead))
+            case "outer", [num_required, *grace_s] if len(grace_s) < 2:
+                return PolicySpec(
+                    name=PolicyName.OUTER, replicas_to_aggregate=int(num_required), grace_s=float(grace_s[0]) if grace_s else 0.0
+                )
+    except ValueError:  # a word that is no number
+        pass
+    raise InvalidSpec(f"--compare: got {word[:40]!r}, want {' or '.join(_COMPARED)}")
 
 
 def _record(arguments: argparse.Namespace) -> Answer:

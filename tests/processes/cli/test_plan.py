@@ -20,15 +20,16 @@ from tests.support.processes.commands import lockstep_here
 from tests.support.processes.processes import speaking
 from tests.support.waiting import wait_until
 
+COMPARED = "ssp:2,async,outer:8,outer:8:0.5"
 STEPS, COMPUTING_S = 12, (0.05, 0.12)
 
 
 def test_a_plan_from_a_distribution(tmp_path: Path) -> None:
     arguments = ["--replicas-to-aggregate", "10", "--latency", "lognormal:1,0.1", "--stragglers", "0.05,2"]
-    result = lockstep_here("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backup-workers", "0,1,2", "--compare", "ssp:2,async")
+    result = lockstep_here("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backup-workers", "0,1,2", "--compare", COMPARED)
     assert result.returncode == 0, result.stderr
     assert "recommended: b = " in result.stdout and "--backup-workers" in result.stdout
-    assert "ssp(2)" in result.stdout and "async" in result.stdout
+    assert all(name in result.stdout for name in ("ssp(2)", "async", "outer ", "outer, 0.5 s of grace"))
 
 
 def test_a_recording_for_perfetto_is_refused_and_the_way_to_computing_times_named(tmp_path: Path) -> None:
@@ -65,7 +66,9 @@ def test_a_plan_from_computing_times_as_text_and_as_json(tmp_path: Path) -> None
         ("--latency constant:1 --workers 4 --backup-workers 1,x", "--backup-workers: got '1,x'"),
         ("--latency constant:1 --workers 4 --backup-workers 4", "backups: got 4, want 0 to 3 with 4 workers"),
         ("--latency constant:1 --workers 4 --stragglers 0.1", "--stragglers: want P,FACTOR"),
-        ("--latency constant:1 --workers 4 --compare sync", "--compare: got 'sync', want ssp:S"),
+        ("--latency constant:1 --workers 4 --compare sync", "--compare: got 'sync', want ssp:AHEAD or async or outer:R or outer:R:GRACE_S"),
+        ("--latency constant:1 --workers 4 --compare outer:5", "contributions a step needs: got 5, want 1 to 4"),
+        ("--latency constant:1 --workers 4 --failures 10", "--failures: want EVERY,RESTART"),
         ("--latency constant:1 --workers 4 --apply nan", "apply: got nan, want 0 or more seconds"),
         ("--record times.csv", "give --chief ADDRESS or set LOCKSTEP_CHIEF"),
         ("--record times.csv --for 0", "--for: got 0, want 0.001 or more seconds"),

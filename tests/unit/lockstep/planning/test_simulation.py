@@ -6,7 +6,16 @@ import time
 import numpy as np
 import pytest
 
-from lockstep.planning.latencies import Latency, constant, latency_of, lognormal, measured, shifted_exponential, with_stragglers
+from lockstep.planning.latencies import (
+    Latency,
+    constant,
+    latency_of,
+    lognormal,
+    measured,
+    shifted_exponential,
+    with_failures,
+    with_stragglers,
+)
 from lockstep.planning.simulation import Costs, SimulationResult, simulate
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
@@ -159,6 +168,16 @@ def test_drawn_times_have_the_stated_mean(latency: Latency) -> None:
     assert latency.text
 
 
+@pytest.mark.parametrize(("between_s", "restart_s"), [(100.0, 20.0), (20.0, 30.0)])
+def test_a_failing_worker_computes_for_the_share_of_the_time_that_restarts_leave(between_s: float, restart_s: float) -> None:
+    latency = with_failures(constant(10.0), between_s=between_s, restart_s=restart_s)
+    times = latency.draw(np.random.default_rng(1), 40_000, 0)
+    assert times.min() == 10.0
+    assert 10.0 / times.mean() == pytest.approx(math.exp(-restart_s / between_s), rel=0.02)
+    result = simulate(policy=SYNC, num_workers=1, latency=latency, num_rounds=4000)
+    assert result.efficiency == pytest.approx(math.exp(-restart_s / between_s), rel=0.06)
+
+
 def test_distributions_are_given_by_name() -> None:
     assert latency_of("constant:2").text == constant(2.0).text
     assert latency_of("lognormal:1.5,0.1").text == lognormal(1.5, 0.1).text
@@ -178,6 +197,10 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         with_stragglers(constant(1.0), probability=2.0, factor=2.0)
     with pytest.raises(InvalidSpec, match="factor of a straggler"):
         with_stragglers(constant(1.0), probability=0.5, factor=math.nan)
+    with pytest.raises(InvalidSpec, match="time between failures: got 0"):
+        with_failures(constant(1.0), between_s=0.0, restart_s=2.0)
+    with pytest.raises(InvalidSpec, match="time of a restart: got 60, want more than 0 seconds; a restart takes at most 5 times"):
+        with_failures(constant(1.0), between_s=10.0, restart_s=60.0)
     with pytest.raises(InvalidSpec, match="apply: got -1"):
         Costs(apply_s=-1.0)
     with pytest.raises(InvalidSpec, match="no times"):
