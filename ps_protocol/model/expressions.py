@@ -83,6 +83,7 @@ FUNCTIONS: Mapping[str, _Function] = {
     "log": _Function((1, 1), np.log),
     "max": _Function((2, _MANY), np.maximum, is_folded=True),
     "min": _Function((2, _MANY), np.minimum, is_folded=True),
+    "mod": _Function((2, 2), np.mod),  # what is left of a division, with the divisor's sign
     "norm": _Function((1, 1), norm_of, gives_one_number=True),
     "sign": _Function((1, 1), sign_of),
     "sqrt": _Function((1, 1), np.sqrt),

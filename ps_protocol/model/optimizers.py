@@ -33,6 +33,7 @@ _POSITIVE = _Domain(lambda value: value > 0, "> 0")
 _DECAY = _Domain(lambda value: 0 <= value < 1, ">= 0 and < 1")
 # A power of a larger one would be infinite some day.
 _RAISED = _Domain(lambda value: 0 <= value <= 1, "0 to 1: it is raised to the power of the step")
+_COUNT = _Domain(lambda value: value >= 1 and value == int(value), "a whole number >= 1")
 _FLAG = _Domain(lambda value: value in (0, 1), "0 or 1")
 
 # Servers compute float32 variables in float32, and all learning rates: what is larger would be infinite there.
@@ -201,6 +202,17 @@ def _nadam(spec: "OptimizerSpec") -> str:
     """
 
 
+def _delayed_nesterov(spec: "OptimizerSpec") -> str:
+    # Numbers decide, so that every step makes the same operations: 0 times a sum is nothing, and 1 times the momentum leaves it alone.
+    return """
+        is_due = where(mod(t, delay) > 0, 0, 1)
+        total = gradient_sum + g
+        momentum_slot = momentum_slot * where(is_due > 0, momentum, 1) + total * (is_due / delay)
+        gradient_sum = total * (1 - is_due)
+        v = v - (g * (lr / delay) + momentum_slot * (lr * momentum * is_due))
+    """
+
+
 def _lion(spec: "OptimizerSpec") -> str:
     return f"""
         v = {_decayed(spec)} - lr * sign(beta1 * exp_avg + (1 - beta1) * g)
@@ -306,6 +318,12 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
         },
         slots=lambda spec: {"exp_avg": 0.0, "exp_avg_sq": 0.0, "mu_product": 1.0},
         formula=_nadam,
+    ),
+    # Algorithm 3 of arXiv 2401.09135, with c = 0.
+    "delayed_nesterov": OptimizerKind(
+        hyperparameters={"momentum": (0.9, _NOT_NEGATIVE), "delay": (1.0, _COUNT)},
+        slots=lambda spec: {"gradient_sum": 0.0, "momentum": 0.0},
+        formula=_delayed_nesterov,
     ),
     # The authors' own, lion_pytorch.
     "lion": OptimizerKind(

@@ -236,6 +236,19 @@ def nadam(
 
 
 @_naming_arguments
+def delayed_nesterov(learning_rate: Rate, momentum: float = 0.9, delay: int = 1) -> OptimizerSpec:
+    """Returns delayed Nesterov momentum, for asynchronous outer steps: `variable -= learning_rate * gradient / delay`.
+
+    In each step that is a multiple of `delay`, which should be the number of workers, first `m = momentum * m + the mean of the last
+    `delay` gradients`, and the variable also changes by `learning_rate * momentum * m`. So a rate means what it does to the mean of all
+    workers, and with a delay of 1 it is `momentum(use_nesterov=True)`. A variable, or a row of a table, without a gradient in such a step
+    has its momentum wait for the next such step in which it has one. Algorithm 3 of arXiv 2401.09135, with c = 0. Slots: "gradient_sum"
+    and "momentum", from 0.
+    """
+    return _spec("delayed_nesterov", learning_rate, momentum=momentum, delay=delay)
+
+
+@_naming_arguments
 def lion(learning_rate: Rate = 0.0001, beta1: float = 0.9, beta2: float = 0.99, *, weight_decay: float = 0.0) -> OptimizerSpec:
     """Returns Lion: `variable -= learning_rate * (sign(beta1 * m + (1 - beta1) * gradient) + weight_decay * variable)`.
 

@@ -34,6 +34,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "proximal adagrad": worker_client.proximal_adagrad(0.1, l1_regularization_strength=0.01),
     "adamw": worker_client.adamw(0.1, weight_decay=0.1, amsgrad=True),
     "nadam": worker_client.nadam(0.1),
+    "delayed nesterov": worker_client.delayed_nesterov(0.1, delay=3),
     "lion": worker_client.lion(0.01, weight_decay=0.1),
     "lamb": worker_client.lamb(0.1),
     "custom": worker_client.custom_optimizer(LION, 0.01, slots={"m": 0.0}, b1=0.9, b2=0.99, decay=0.01),

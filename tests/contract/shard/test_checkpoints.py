@@ -49,6 +49,7 @@ OPTIMIZERS = {
     "adagrad": OptimizerSpec(name="adagrad", learning_rate=constant(0.1)),
     "adamw": OptimizerSpec(name="adamw", learning_rate=DECAY, hyperparameters={"amsgrad": 1.0, "l2": 0.1}),
     "nadam": OptimizerSpec(name="nadam", learning_rate=constant(0.01)),
+    "delayed_nesterov": OptimizerSpec(name="delayed_nesterov", learning_rate=DECAY, hyperparameters={"delay": 3.0}),
     "lion": OptimizerSpec(name="lion", learning_rate=DECAY, hyperparameters={"weight_decay": 0.1}),
     # With a power of the step, and a first value of a slot.
     "custom": OptimizerSpec(

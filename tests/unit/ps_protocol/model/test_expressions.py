@@ -60,6 +60,7 @@ def _larger(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
         st.tuples(inner, st.just(("(abs(v) + 1)", lambda a: np.abs(a["v"]) + a["v"].dtype.type(1)))).map(_binary("/", np.divide)),
         pairs.map(_call("max", np.maximum)),
         pairs.map(_call("min", np.minimum)),
+        pairs.map(_call("mod", np.mod)),
         st.tuples(inner).map(_call("abs", np.abs)),
         st.tuples(inner).map(_call("sign", np.sign)),
         st.tuples(inner).map(_call("sqrt", np.sqrt)),

@@ -59,7 +59,7 @@ def _steps(layout: Layout, name: str, gradients: Sequence[Array], *, block_bytes
 
 
 EVERY_OPTIMIZER = ["sgd", "momentum", "adagrad", "adagrad_da", "adam", "rmsprop", "adadelta", "ftrl", "proximal_sgd", "proximal_adagrad"]
-EVERY_OPTIMIZER += ["adamw", "nadam", "lion"]
+EVERY_OPTIMIZER += ["adamw", "nadam", "lion", "delayed_nesterov"]
 
 
 @pytest.mark.parametrize("name", EVERY_OPTIMIZER)

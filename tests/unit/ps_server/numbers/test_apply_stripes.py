@@ -30,6 +30,7 @@ OPTIMIZERS = [
     "proximal_adagrad",
     "adamw",
     "nadam",
+    "delayed_nesterov",
     "lion",
     "lamb",
     "elements",

@@ -111,6 +111,16 @@ def _nadam(value: Array, state: State, gradient: Array, t: int) -> Any:
     return value - LEARNING_RATE * (of_average + of_gradient) / (np.sqrt(state["exp_avg_sq"] / (1 - 0.9**t)) + 0.001)
 
 
+def _delayed_nesterov(value: Array, state: State, gradient: Array, t: int) -> Any:
+    """Algorithm 3 of arXiv 2401.09135 as it is written, with c = 0 and a buffer of 4."""
+    state["gradient_sum"] = state["gradient_sum"] + gradient
+    if t % 4:
+        return value - LEARNING_RATE * gradient / 4
+    state["momentum"] = 0.75 * state["momentum"] + state["gradient_sum"] / 4
+    state["gradient_sum"] = 0 * gradient
+    return value - LEARNING_RATE * (0.75 * state["momentum"] + gradient / 4)
+
+
 def _lion(value: Array, state: State, gradient: Array, t: int) -> Any:
     direction = np.sign(0.75 * state["exp_avg"] + 0.25 * gradient) + 0.3 * value
     state["exp_avg"] = 0.9 * state["exp_avg"] + 0.1 * gradient
@@ -150,6 +160,7 @@ ROWS: list[tuple[str, str, dict[str, float], Formula]] = [
     ("proximal_adagrad", "proximal_adagrad", _PENALTIES, _proximal_adagrad),
     ("adamw", "adamw", _ADAMW, _adamw),
     ("nadam", "nadam", {**_BETAS, "epsilon": 0.001, "momentum_decay": 0.125}, _nadam),
+    ("delayed_nesterov", "delayed_nesterov", {"momentum": 0.75, "delay": 4.0}, _delayed_nesterov),
     ("lion", "lion", {**_BETAS, "weight_decay": 0.3}, _lion),
     ("lamb", "lamb", {**_BETAS, "epsilon": 0.001, "weight_decay": 0.3}, _lamb),
     ("assign_mean", "assign_mean", {}, lambda value, state, gradient, t: gradient),
@@ -230,6 +241,21 @@ def test_value_and_gradient_are_left_alone(name: str, hyperparameters: dict[str,
 def test_slot_names_are_sorted(name: str, hyperparameters: dict[str, float], formula: Formula) -> None:
     names = list(_rule(name, hyperparameters).slots)
     assert names == sorted(names)
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_delayed_nesterov_gets_in_as_many_steps_to_where_nesterov_momentum_is_after_their_mean(delay: int) -> None:
+    rng = np.random.default_rng(1)
+    initial = rng.standard_normal(9)
+    delayed = _Run(_rule("delayed_nesterov", {"momentum": 0.75, "delay": float(delay)}), initial)
+    together = _Run(_rule("momentum", {"momentum": 0.75, "use_nesterov": 1.0}), initial)
+    for _ in range(5):
+        gradients = rng.standard_normal((delay, 9))
+        for gradient in gradients:
+            delayed.step(gradient)
+        together.step(gradients.mean(axis=0))
+        np.testing.assert_allclose(delayed.value, together.value, rtol=1e-12)
+        np.testing.assert_allclose(delayed.slots["momentum"], together.slots["momentum"], rtol=1e-12)
 
 
 def test_ftrl_lets_an_untouched_element_be_zero_where_there_is_nothing_to_divide() -> None:

@@ -85,6 +85,7 @@ OPTIMIZERS = [
     worker_client.adamw(),
     worker_client.adamw(amsgrad=True),
     worker_client.nadam(),
+    worker_client.delayed_nesterov(0.1),
     worker_client.lion(),
     worker_client.lamb(),
 ]
@@ -127,6 +128,7 @@ def test_learning_rate_may_be_a_schedule_that_the_servers_know(schedule: Schedul
     ("make", "words"),
     [
         (lambda: worker_client.sgd(True), "learning_rate = True, want a number or a schedule"),
+        (lambda: worker_client.delayed_nesterov(0.7, delay=0), "delay = 0, want a whole number >= 1"),
         (lambda: worker_client.adam(beta1=1.5), "beta1 = 1.5, want >= 0 and < 1"),
         (lambda: worker_client.cosine_decay(0.1, decay_steps=0), "decay_steps = 0, want > 0"),
         (lambda: worker_client.piecewise_constant([10], values=[0.1]), "1 boundaries want 2 values, got 1"),
