@@ -59,6 +59,18 @@ def shown(tab: Browser, every: dict[str, tuple[Condition, ...]]) -> Iterator[str
             yield name
 
 
+def kept(tab: Browser, names: Iterator[str]) -> Iterator[str]:
+    """Yields the names of what is shown one after the other, and keeps a copy of each to be shown together."""
+    for name in names:
+        tab.evaluate("(window.kept = window.kept || []).push(document.getElementById('now').cloneNode(true))")
+        yield name
+
+
+def show_together(tab: Browser) -> None:
+    """Shows on one page all that was kept."""
+    tab.evaluate("kept.forEach(one => one.querySelector('#figures').remove()); document.querySelector('main').replaceChildren(...kept)")
+
+
 def main(directory: Path) -> int:
     """Takes a picture of all of them for each sight, and returns 0; 1 if there is no browser."""
     if PROGRAM is None:
@@ -69,11 +81,9 @@ def main(directory: Path) -> int:
         for sight, (width, is_dark) in SIGHTS.items():
             with browser.tab() as tab:
                 tab.resize(width, 900, is_dark=is_dark)
-                for _ in shown(tab, every):
-                    tab.evaluate("(window.kept = window.kept || []).push(document.getElementById('now').cloneNode(true))")
-                tab.evaluate(
-                    "kept.forEach(one => one.querySelector('#figures').remove()); document.querySelector('main').replaceChildren(...kept)"
-                )
+                for _ in kept(tab, shown(tab, every)):
+                    pass
+                show_together(tab)
                 tab.resize(width, tab.evaluate("document.documentElement.scrollHeight"), is_dark=is_dark)
                 tab.screenshot(directory / f"headlines-{sight}.png")
             print(directory / f"headlines-{sight}.png")
