@@ -105,13 +105,14 @@ class Timeline:
 
     def _add_contributions(self, entry: LedgerEntry, begin: float, end: float, *, has_common_steps: bool) -> None:
         arrived: dict[int, float] = {}
+        weights = dict(zip(entry.contributors, entry.weights, strict=False))
         for push, arrival_us in zip(entry.contributors, entry.arrivals_us, strict=False):
             worker, at = push.worker, begin + arrival_us / 1e6
             if worker >= MAX_TRACKS:
                 continue
             # A worker that makes several contributions to a step begins the next one at once.
             since = max(begin if has_common_steps else 0.0, arrived.get(worker, self._free_at.get(worker, begin)))
-            about = {"step": entry.step, "sequence": push.sequence}
+            about = {"step": entry.step, "sequence": push.sequence, "weight": weights.get(push, 1.0)}
             self._span(WORKERS, worker + 1, f"contribution to {entry.step}", min(since, at), at, about)
             arrived[worker] = self._free_at[worker] = at
         if has_common_steps:

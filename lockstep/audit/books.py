@@ -75,14 +75,18 @@ def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
     if len(firsts) > 1 or len(parents) > 1:
         problems.append(f"epoch {number}: servers begin it at steps {sorted(firsts)}, from epochs {sorted(map(str, parents))}")
     steps: dict[int, Contributors] = {}
+    weights: dict[int, tuple[float, ...]] = {}
     for life in lives:
         at = life.spec.initial_step
-        for step, made in [(request.step, request.contributors) for request in life.applied]:
+        for request in life.applied:
+            step, made = request.step, request.contributors
             if step != at:
                 problems.append(f"{life.where}: ps {life.shard} applied step {step} of epoch {number} when it was at step {at}")
             if steps.setdefault(step, made) != made:
                 other = ", ".join(map(str, steps[step]))
                 problems.append(f"epoch {number} step {step}: ps {life.shard} applied {', '.join(map(str, made))}, another server {other}")
+            if weights.setdefault(step, request.weights) != request.weights:
+                problems.append(f"epoch {number} step {step}: ps {life.shard} weighted it {request.weights}, another {weights[step]}")
             at = step + 1
     parent = max((one for one in parents if one is not None), default=None)
     first_step = min(firsts or {life.spec.initial_step for life in lives}, default=0)

@@ -604,7 +604,8 @@ class LedgerEntry:
 
     `duration_s`: from its opening to its end. `wait_duration_s`: of that, from its first contribution to the last that it needed;
     `apply_duration_s`: from then on. Before its first contribution, workers read variables and computed. `arrivals_us`: microseconds from
-    its opening to each contributor's contribution, in their order; 0 for one that came before.
+    its opening to each contributor's contribution, in their order; 0 for one that came before. `weights`: how much each counted in the
+    mean, as it was pushed, and for one alone a factor; empty: all the same.
     """
 
     step: int
@@ -616,6 +617,7 @@ class LedgerEntry:
     last_worker: int
     wait_duration_s: float = 0.0
     arrivals_us: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -532,7 +532,7 @@ class ServerStatus(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., is_reachable: bool = ..., step: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., num_slices: _Optional[int] = ..., standby: _Optional[str] = ..., standby_missing: _Optional[str] = ..., report: _Optional[_Union[_parameter_service_pb2.ShardReport, _Mapping]] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("step", "contributors", "num_stale", "num_late", "duration", "apply_duration", "last_worker", "wait_duration", "arrivals_us")
+    __slots__ = ("step", "contributors", "num_stale", "num_late", "duration", "apply_duration", "last_worker", "wait_duration", "arrivals_us", "weights")
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     NUM_STALE_FIELD_NUMBER: _ClassVar[int]
@@ -542,6 +542,7 @@ class LedgerEntry(_message.Message):
     LAST_WORKER_FIELD_NUMBER: _ClassVar[int]
     WAIT_DURATION_FIELD_NUMBER: _ClassVar[int]
     ARRIVALS_US_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     contributors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
     num_stale: int
@@ -551,7 +552,8 @@ class LedgerEntry(_message.Message):
     last_worker: int
     wait_duration: _duration_pb2.Duration
     arrivals_us: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., apply_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_worker: _Optional[int] = ..., wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., arrivals_us: _Optional[_Iterable[int]] = ...) -> None: ...
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., apply_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_worker: _Optional[int] = ..., wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., arrivals_us: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetClusterStatusResponse(_message.Message):
     __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness", "chief_incarnation", "checkpoint", "num_rollbacks", "last_rollback", "min_replicas", "data", "chief_cpu", "page_url", "conditions", "earlier")

@@ -1466,6 +1466,8 @@ def write_LedgerEntry(value: LedgerEntry, message: Any) -> None:
         fields.write_duration(one, message.wait_duration)
     if one := value.arrivals_us:
         message.arrivals_us.extend(one)
+    if one := value.weights:
+        message.weights.extend(one)
 
 
 def read_LedgerEntry(message: Any) -> LedgerEntry:
@@ -1479,6 +1481,7 @@ def read_LedgerEntry(message: Any) -> LedgerEntry:
         last_worker=message.last_worker,
         wait_duration_s=fields.decode_duration(message.wait_duration, field="wait_duration") if message.HasField("wait_duration") else 0.0,
         arrivals_us=tuple(message.arrivals_us),
+        weights=tuple(message.weights),
     )
 
 

@@ -23,6 +23,7 @@ class _Record:
     applied_at: float = 0.0
     last_worker: int = 0
     contributors: tuple[PushId, ...] = ()
+    weights: tuple[float, ...] = ()
     num_stale: int = 0
     num_late: int = 0
     # As it was reported last. Once the step is applied, only the two counts still change.
@@ -67,9 +68,10 @@ class Ledger:
             if record is not None:
                 record.num_late += 1
 
-    def complete_step(self, contributors: tuple[PushId, ...], *, last_worker: int, now: float) -> None:
-        """The contributors of the open step are fixed; `last_worker` completed it."""
-        self._open.contributors, self._open.last_worker, self._open.completed_at = contributors, last_worker, now
+    def complete_step(self, contributors: tuple[PushId, ...], *, last_worker: int, now: float, weights: tuple[float, ...] = ()) -> None:
+        """The contributors of the open step are fixed, with their `weights` or all with the same; `last_worker` completed it."""
+        record = self._open
+        record.contributors, record.weights, record.last_worker, record.completed_at = contributors, weights, last_worker, now
 
     def close_step(self, *, now: float) -> None:
         """The open step is applied everywhere; the next one is open from now on."""
@@ -131,6 +133,7 @@ def _entry(record: _Record) -> LedgerEntry:
         apply_duration_s=record.applied_at - record.completed_at,
         last_worker=record.last_worker,
         arrivals_us=_arrivals_us(record),
+        weights=record.weights,
     )
 
 

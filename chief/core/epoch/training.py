@@ -716,7 +716,7 @@ class Training:
     def _begin_step(self, step: _Step, last_worker: int, now: float) -> None:
         model = self._model.model
         self._step = step
-        self._ledger.complete_step(step.contributors, last_worker=last_worker, now=now)
+        self._ledger.complete_step(step.contributors, weights=step.weights, last_worker=last_worker, now=now)
         if model is None or not model.clip.needs_norms:
             self._apply(())
             return

@@ -253,7 +253,8 @@ def _ledger(entries: Sequence[LedgerEntry]) -> list[str]:
     rows = [("step", "took", "apply", "stale", "late", "last", "contributors")]
     for entry in entries:
         times = (duration_text(entry.duration_s), duration_text(entry.apply_duration_s))
-        contributors = " ".join(str(push.worker) for push in entry.contributors)
+        weights = [*(f"×{weight:g}" for weight in entry.weights), *[""] * len(entry.contributors)]
+        contributors = " ".join(f"{push.worker}{weight}" for push, weight in zip(entry.contributors, weights, strict=False))
         rows.append((str(entry.step), *times, str(entry.num_stale), str(entry.num_late), str(entry.last_worker), contributors))
     return table(rows, left=(6,)).splitlines()
 

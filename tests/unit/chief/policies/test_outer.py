@@ -167,7 +167,7 @@ def test_the_mean_of_a_step_is_weighted(name: PolicyName) -> None:
     first, second = driver.train(0, 1)
     second.commit(weight=30.0)
     first.commit(weight=10.0)
-    assert driver.applied[0].weights == (10.0, 30.0)
+    assert driver.applied[0].weights == driver.coordinator.status(driver.now, max_ledger_entries=1).ledger[0].weights == (10.0, 30.0)
 
 
 def test_equal_weights_need_no_factors() -> None:

@@ -208,6 +208,12 @@ def test_servers_that_disagree_on_a_step_are_found(tmp_path: Path) -> None:
     assert any("another server" in problem for problem in _books(history).problems)
 
 
+def test_servers_that_weighted_the_contributions_of_a_step_differently_are_found(tmp_path: Path) -> None:
+    history = _trained(tmp_path)
+    _changed(history, Applied, lambda event: replace(event, request=replace(event.request, weights=(1.0, 2.0))), role="ps-1")
+    assert any(" weighted it (1.0, 2.0), another ()" in problem for problem in _books(history).problems)
+
+
 @pytest.mark.parametrize(
     ("outcome", "applied_step", "words"),
     [("ACCEPTED", 3, "accepted for step 3, and is in step 2"), ("STALE", None, "reported as STALE, and is in step 2")],

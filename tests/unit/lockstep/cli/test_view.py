@@ -143,6 +143,11 @@ def test_the_status_has_a_line_for_every_worker_server_and_step() -> None:
     assert ["0", "100 ms", "20 ms", "0", "1", "0", "0 1"] in lines
 
 
+def test_a_step_of_the_status_shows_weights_that_differ() -> None:
+    weighted = tuple(dataclasses.replace(one, weights=(100.0, 62.5)) for one in steps(1))
+    assert "0×100 1×62.5" in all_of(dataclasses.replace(STATUS, ledger=weighted), num_ledger=1)
+
+
 def test_the_status_has_all_that_a_parameter_server_reports_in_the_unit_that_suits_it() -> None:
     report = ShardReport(
         allocated_bytes=18_944, variables_bytes=2_048, num_pushes=7, num_nonfinite=3, last_apply_s=0.0008, cpu_s=61.25, num_rows=5
