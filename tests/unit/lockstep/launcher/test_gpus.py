@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launcher import gpus
+from lockstep.launcher import agent, gpus
 from lockstep.launcher.gpus import VISIBLE, Gpus, gpus_here
 from lockstep.launcher.supervisor import LaunchFailed
 
@@ -28,6 +28,12 @@ def test_on_this_machine_they_are_those_that_the_launcher_may_use() -> None:
     assert [given.of(worker, host="")[VISIBLE] for worker in range(2)] == ["4", "7"]
     with pytest.raises(LaunchFailed, match="--worker-gpus 1: worker 2 needs 3 GPUs here with those before it, and there are 2"):
         given.of(2, host="")
+
+
+def test_a_host_names_its_gpus_and_refuses_a_worker_that_needs_more() -> None:
+    assert agent._gpus("worker 1", ["1", "GPU-5b"], ("4", "5")) == "5,GPU-5b"
+    with pytest.raises(agent.Refused, match="worker 2 needs 4 GPUs here with the workers before it, and there are 2"):
+        agent._gpus("worker 2", ["2", "3"], ("4", "5"))
 
 
 def test_without_the_flag_nothing_is_set() -> None:
