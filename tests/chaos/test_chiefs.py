@@ -35,7 +35,6 @@ def test_a_killed_chief_is_followed_by_another_at_the_same_step(
     claims.assert_history_is_clean(cluster.history)
 
 
-@pytest.mark.quick
 @pytest.mark.shows("F11")
 def test_a_chief_that_comes_back_at_another_address_is_found(start: Started, record: Record) -> None:
     """The parameter servers say where it is."""
@@ -49,7 +48,6 @@ def test_a_chief_that_comes_back_at_another_address_is_found(start: Started, rec
     cluster.assert_as_without_faults()
 
 
-@pytest.mark.quick
 @pytest.mark.shows("F12")
 def test_a_chief_that_wakes_after_it_was_replaced_ends_without_harm(start: Started) -> None:
     cluster = start(Plan(max_steps=60))

@@ -118,7 +118,6 @@ def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Star
     cluster.assert_as_without_faults()
 
 
-@pytest.mark.quick
 @pytest.mark.shows("F30")
 def test_a_server_that_is_asked_to_end_has_a_checkpoint_saved_first(start: Started) -> None:
     """A preempted machine. What is lost is what was applied while it ended."""

@@ -126,7 +126,7 @@ FAULTS = {
 
 
 @pytest.mark.shows("F39")
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=[pytest.mark.quick] if name == "everything killed" else []) for name in FAULTS])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_follower_shows_no_wrong_bit_and_goes_on_with_the_next_step(
     start: Started, follow: Following, record: Record, fault: str
 ) -> None:

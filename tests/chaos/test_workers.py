@@ -17,7 +17,6 @@ pytestmark = pytest.mark.timeout(150)
 PLAN = Plan(durability=None)
 
 
-@pytest.mark.quick
 @pytest.mark.shows("F1")
 def test_a_worker_killed_while_computing_is_replaced_and_every_step_is_as_it_would_have_been(start: Started, record: Record) -> None:
     cluster = start(PLAN)

@@ -781,10 +781,10 @@ MUTATIONS: dict[str, Mutation] = {
     "a repeated commit counts again": Mutation("13", _counts_repeated_commits),
     "a step that comes again is applied again": Mutation("126", _applies_repeated_steps),
     "a step counts when the first server has it": Mutation("2", _counts_a_step_before_all_have_it, first_seed=1009),
-    "callers of any epoch are served": Mutation("236", _serves_any_epoch, has("kill"), first_seed=1017),
-    "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief"), first_seed=1365),
+    "callers of any epoch are served": Mutation("236", _serves_any_epoch, has("kill"), first_seed=1093),
+    "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief"), first_seed=1399),
     "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved, first_seed=1018),
-    "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1294),
+    "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1669),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill"), first_seed=1027),
     "a restored table lacks a row": Mutation("5", _restores_too_few_rows, has("kill")),
     "a restored server begins the phase of training again": Mutation("5", _forgets_the_phase_of_training, has("kill"), first_seed=1020),
@@ -846,7 +846,9 @@ MUTATIONS: dict[str, Mutation] = {
         "23", _hears_of_no_other_servers_with_the_model, _changes_servers_in_a_rollback, first_seed=1631
     ),
     "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history, first_seed=1016),
-    "audit: a server stages other gradients than were sent": Mutation("A", _unseen(_stages_other_gradients), _with_history),
+    "audit: a server stages other gradients than were sent": Mutation(
+        "A", _unseen(_stages_other_gradients), _with_history, first_seed=1027
+    ),
     "audit: a chief notes other contributors than servers": Mutation("A", _unseen(_notes_too_few_contributors), _with_history),
     "incarnations from nowhere are believed": Mutation("36", _takes_incarnations_from_nowhere, has("impostor"), first_seed=1044),
     "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor"), first_seed=1063),

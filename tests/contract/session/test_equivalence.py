@@ -12,10 +12,7 @@ import pytest
 
 import worker_client
 from ps_protocol.model.variables import Array
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Cluster, Shape, Start
-
-start = start_over(["in process", "grpc"])
 
 NUM_WORKERS = 3
 NUM_STEPS = 50
@@ -173,10 +170,20 @@ def assert_near(found: Values, expected: Values) -> None:
         np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("optimizer", UPDATES)
-def test_workers_equal_one_process_and_repeat_to_the_bit(start: Start, optimizer: str, digits: tuple[Array, Array]) -> None:
+def assert_equal_and_repeated(start: Start, optimizer: str, digits: tuple[Array, Array]) -> None:
     shape = Shape(num_ps=2, num_workers=NUM_WORKERS, max_steps=NUM_STEPS)
     first, again = (train(start(shape), optimizer, digits, delay_seed=seed) for seed in (1, 2))
     # The workers' timing leaves no trace.
     assert_same_bits([*first, *again])
     assert_near(first[0], train_alone(optimizer, *digits))
+
+
+@pytest.mark.parametrize("start", ["in process"], indirect=True)
+@pytest.mark.parametrize("optimizer", UPDATES)
+def test_workers_equal_one_process_and_repeat_to_the_bit(start: Start, optimizer: str, digits: tuple[Array, Array]) -> None:
+    assert_equal_and_repeated(start, optimizer, digits)
+
+
+@pytest.mark.parametrize("start", ["grpc"], indirect=True)
+def test_so_do_workers_over_grpc(start: Start, digits: tuple[Array, Array]) -> None:
+    assert_equal_and_repeated(start, "adam", digits)

@@ -15,7 +15,7 @@ from tests.support.cluster.here import ServedCluster, start_over
 from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client.following.publisher import Publisher, reader_of
 
-start = start_over(["in process", "grpc", "shared memory"])
+start = start_over(["in process", "shared memory"])
 
 
 class Program:

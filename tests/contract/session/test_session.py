@@ -26,10 +26,13 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import FinishTrainingRequest
+from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import ClusterState, OptimizerSpec, PushOutcome, Session
 from worker_client.core.sides import run
+
+start = start_over(["in process", "grpc", "shared memory"])
 
 VALUES = {"table": np.arange(60.0).reshape(20, 3), "bias": np.zeros(5, np.float32), "scale": np.ones(()), "none": np.zeros((0, 2))}
 # Numbers that float32 has too: rates and the like are float32, as in the original.
