@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from ps_protocol.encodings import halves, int8, top_k
+from ps_protocol.encodings import halves, integers, top_k
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.layout import ArenaRange, Layout
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -24,6 +24,7 @@ class FloatEncoding(enum.Enum):
     FLOAT16 = 2
     INT8_BLOCKS = 3
     TOP_K = 4
+    INT4_BLOCKS = 5
 
     # By identity, which every step needs: the hash of an enum is a function in Python.
     __hash__ = object.__hash__
@@ -31,7 +32,7 @@ class FloatEncoding(enum.Enum):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """An encoding of fixed length: `size` elements travel together, in `element_bytes` each and `extra_bytes` for all of them.
+    """An encoding of fixed length: `size` elements travel together, in `element_bits` each and `extra_bytes` for all of them.
 
     The last unit of a range may have fewer elements. `encode(values, encoded)` and `decode(encoded, values)` take float32 and uint8 arrays
     of any number of units. `kept`: servers keep a gradient as it came, in elements of this type, and the apply widens them (`widen_into` in
@@ -40,7 +41,7 @@ class Units:
 
     encode: Callable[[Array, Array], None]
     decode: Callable[[Array, Array], None]
-    element_bytes: int
+    element_bits: int
     size: int = 1
     extra_bytes: int = 0
     kept: type[np.generic] | None = None
@@ -48,11 +49,11 @@ class Units:
     @property
     def unit_bytes(self) -> int:
         """Bytes of a whole unit."""
-        return self.size * self.element_bytes + self.extra_bytes
+        return self.nbytes(self.size)
 
     def nbytes(self, num_elements: int) -> int:
         """Returns the bytes of so many elements."""
-        return num_elements * self.element_bytes + self.extra_bytes * -(-num_elements // self.size)
+        return -(-num_elements * self.element_bits // 8) + self.extra_bytes * -(-num_elements // self.size)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +92,25 @@ class Format:
         return isinstance(self.coding, Units) and self.coding.kept is None
 
 
+def _units(one: integers.ScaledIntegers) -> Units:
+    return Units(encode=one.encode, decode=one.decode, element_bits=one.bits, size=one.size, extra_bytes=integers.SCALE_BYTES)
+
+
 _TABLE = (
     Format(encoding=FloatEncoding.AS_IS, name="float32", coding=None, is_for_variables=True),
     Format(
         encoding=FloatEncoding.BFLOAT16,
         name="bfloat16",
-        coding=Units(encode=halves.narrow_bfloat16, decode=halves.widen_bfloat16, element_bytes=2, kept=np.uint16),
+        coding=Units(encode=halves.narrow_bfloat16, decode=halves.widen_bfloat16, element_bits=16, kept=np.uint16),
         is_for_variables=True,
     ),
     Format(
         encoding=FloatEncoding.FLOAT16,
         name="float16",
-        coding=Units(encode=halves.narrow_float16, decode=halves.widen_float16, element_bytes=2, kept=np.float16),
+        coding=Units(encode=halves.narrow_float16, decode=halves.widen_float16, element_bits=16, kept=np.float16),
         is_for_variables=True,
     ),
-    Format(
-        encoding=FloatEncoding.INT8_BLOCKS,
-        name="int8",
-        coding=Units(encode=int8.encode_int8, decode=int8.decode_int8, element_bytes=1, size=int8.INT8_BLOCK, extra_bytes=int8.SCALE_BYTES),
-        feeds_errors_back=True,
-    ),
+    Format(encoding=FloatEncoding.INT8_BLOCKS, name="int8", coding=_units(integers.INT8), feeds_errors_back=True),
     Format(
         encoding=FloatEncoding.TOP_K,
         name="top_k",
@@ -119,6 +119,7 @@ _TABLE = (
         ),
         feeds_errors_back=True,
     ),
+    Format(encoding=FloatEncoding.INT4_BLOCKS, name="int4", coding=_units(integers.INT4), feeds_errors_back=True),
 )
 FORMATS: Mapping[FloatEncoding, Format] = {one.encoding: one for one in _TABLE}
 
@@ -192,5 +193,5 @@ def stretch(layout: Layout, memory: Array, encoding: FloatEncoding, arena: Arena
     units = units_of(encoding)
     if units.kept is None:
         raise InvalidSpec(f"encoding {encoding.name}: is not for gradients")
-    first, last = ((offset - arena.start) // 4 * units.element_bytes for offset in (start, stop))
+    first, last = ((offset - arena.start) // 4 * units.element_bits // 8 for offset in (start, stop))
     return memory[one.start + first : one.start + last].view(units.kept)

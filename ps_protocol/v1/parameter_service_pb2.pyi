@@ -26,6 +26,7 @@ class FloatEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FLOAT_ENCODING_FLOAT16: _ClassVar[FloatEncoding]
     FLOAT_ENCODING_INT8_BLOCKS: _ClassVar[FloatEncoding]
     FLOAT_ENCODING_TOP_K: _ClassVar[FloatEncoding]
+    FLOAT_ENCODING_INT4_BLOCKS: _ClassVar[FloatEncoding]
 
 class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -43,6 +44,7 @@ FLOAT_ENCODING_BFLOAT16: FloatEncoding
 FLOAT_ENCODING_FLOAT16: FloatEncoding
 FLOAT_ENCODING_INT8_BLOCKS: FloatEncoding
 FLOAT_ENCODING_TOP_K: FloatEncoding
+FLOAT_ENCODING_INT4_BLOCKS: FloatEncoding
 PUSH_RESULT_UNSPECIFIED: PushResult
 PUSH_RESULT_STAGED: PushResult
 PUSH_RESULT_STALE: PushResult

@@ -496,13 +496,13 @@ def decode_signs(encoded: Array, values: Array) -> None:
     values[:] = encoded.astype(np.float32) * 2 - 1
 ''',
             ),
-            Edit(path="ps_protocol/encodings/__init__.py", before="`halves`, `int8` and\n", text="`signs`, "),
+            Edit(path="ps_protocol/encodings/__init__.py", before="`halves`, `integers`\n", text="`signs`, "),
             Edit(
                 path="ps_protocol/encodings/formats.py",
-                before="from ps_protocol.encodings import halves, int8, top_k\n",
+                before="from ps_protocol.encodings import halves, integers, top_k\n",
                 text="from ps_protocol.encodings import signs as signs\n",
             ),
-            Edit(path="ps_protocol/encodings/formats.py", before="    TOP_K = 4\n", text="    SIGNS = 5\n"),
+            Edit(path="ps_protocol/encodings/formats.py", before="    TOP_K = 4\n", text="    SIGNS = 6\n"),
             Edit(
                 path="ps_protocol/encodings/formats.py",
                 before="    Format(\n        encoding=FloatEncoding.TOP_K,\n",
@@ -510,7 +510,7 @@ def decode_signs(encoded: Array, values: Array) -> None:
     Format(
         encoding=FloatEncoding.SIGNS,
         name="signs",
-        coding=Units(encode=signs.encode_signs, decode=signs.decode_signs, element_bytes=1),
+        coding=Units(encode=signs.encode_signs, decode=signs.decode_signs, element_bits=8),
         feeds_errors_back=True,
     ),
 """,
@@ -520,7 +520,7 @@ def decode_signs(encoded: Array, values: Array) -> None:
                 before="  // Only the elements of largest magnitude:",
                 text="""\
   // A byte for each element: 1 is +1, 0 is -1.
-  FLOAT_ENCODING_SIGNS = 5;
+  FLOAT_ENCODING_SIGNS = 6;
 """,
             ),
         ),

@@ -607,7 +607,7 @@ def decoded(content: Array, piece: VariableSlice, encoding: FloatEncoding) -> Ar
     coding = FORMATS[encoding].coding
     if not isinstance(coding, Units):
         return content.view(dtype).reshape(piece.shape)
-    values = np.empty(content.nbytes // coding.element_bytes, np.float32)
+    values = np.empty(content.nbytes * 8 // coding.element_bits, np.float32)
     coding.decode(content, values)
     return values.reshape(piece.shape)
 

@@ -38,9 +38,9 @@ def top_k(fraction: float) -> TopK:
 class WireFormat:
     """The encoding of float32 elements of gradients and variables; other types, rows of tables and updates of buffers are not encoded.
 
-    `gradients`: the name of a format, such as "float32" (not encoded), "bfloat16" or "int8", or `top_k(fraction)`. `variables`: a format
-    that is not for gradients only. `error_feedback`: whether the part of a gradient that encoding lost is added to the next one; None: the
-    format's default, which is True for int8 and top_k, and False for the halves. It takes two arrays of the model's size at the worker.
+    `gradients`: the name of a format, such as "float32" (not encoded), "bfloat16", "int8" or "int4", or `top_k(fraction)`. `variables`: a
+    format that is not for gradients only. `error_feedback`: whether the part of a gradient that encoding lost is added to the next one;
+    None: the format's default, which is True for those of gradients only. It takes two arrays of the model's size at the worker.
     Raises InvalidSpec.
     """
 

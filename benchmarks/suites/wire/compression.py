@@ -16,7 +16,7 @@ from worker_client.model.wire_format import wire_format
 
 PLAIN = "float32"
 FORMATS = (
-    *(PLAIN, "bfloat16", "bfloat16+feedback", "float16", "float16+feedback", "int8", "int8+no_feedback"),
+    *(PLAIN, "bfloat16", "bfloat16+feedback", "float16", "float16+feedback", "int8", "int8+no_feedback", "int4", "int4+no_feedback"),
     *("top_k:0.1", "top_k:0.1+no_feedback", "top_k:0.01", "top_k:0.01+no_feedback"),
 )
 # Error feedback costs the same with these as with others.

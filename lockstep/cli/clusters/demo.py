@@ -31,7 +31,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"which optimizer to train with (default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="learning rate (default: one that suits the optimizer)")
-    parser.add_argument("--wire", metavar="FORMAT", help="train over gRPC with this encoding, for example bfloat16, int8 or top_k:0.05")
+    parser.add_argument("--wire", metavar="FORMAT", help="train over gRPC with this encoding, for example bfloat16, int4 or top_k:0.05")
     parser.add_argument(
         "--pace",
         type=float,

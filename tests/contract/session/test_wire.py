@@ -18,6 +18,7 @@ FORMATS: dict[str, str | WireFormat] = {
     "bfloat16, feedback": WireFormat(gradients="bfloat16", error_feedback=True),
     "float16": "float16",
     "int8": WireFormat(gradients="int8", variables="bfloat16"),
+    "int4": "int4",
     "top_k": WireFormat(gradients=top_k(1.0), variables="float16"),
     "variables only": WireFormat(variables="bfloat16"),
 }

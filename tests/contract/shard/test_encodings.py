@@ -131,8 +131,9 @@ def test_garbage_in_the_padding_changes_no_variable(shard: Shard, encoding: Floa
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), 3.4e38, -1.0, 0.0, 1e-45])
-def test_a_scale_of_int8_that_no_client_sends_harms_its_own_block_only(wide: Trainer, scale: float) -> None:
-    one = Encoded(WIDE, FloatEncoding.INT8_BLOCKS, wide.random(1))
+@pytest.mark.parametrize("encoding", [FloatEncoding.INT8_BLOCKS, FloatEncoding.INT4_BLOCKS])
+def test_a_scale_of_integers_that_no_client_sends_harms_its_own_block_only(wide: Trainer, encoding: FloatEncoding, scale: float) -> None:
+    one = Encoded(WIDE, encoding, wide.random(1))
     one.bytes[:4] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
     header = one.header(wide)
     wide.push(header, one.bytes)

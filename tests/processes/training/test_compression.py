@@ -14,9 +14,10 @@ from worker_client.model.wire_format import wire_format
 MIB = 1 << 20
 
 
-def test_the_demo_learns_the_digits_in_a_wire_format(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", ["int4", "top_k:0.05"])
+def test_the_demo_learns_the_digits_in_a_wire_format(tmp_path: Path, wire: str) -> None:
     shape = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--max-steps", "300", "--pace", "0"]
-    done = run("-m", "lockstep", "demo", *shape, "--wire", "top_k:0.05", "--run-dir", tmp_path)
+    done = run("-m", "lockstep", "demo", *shape, "--wire", wire, "--run-dir", tmp_path)
     # The demo itself wants 0.95.
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"finished at step 300: test accuracy (0\.\d+)", done.stdout)
@@ -35,7 +36,8 @@ def test_only_bfloat16_loads_ml_dtypes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wire", "up", "down"), [("float32", 1.0, 1.0), ("bfloat16", 0.5, 0.5), ("int8", 260 / 1024, 1.0), ("top_k:0.01", 0.02, 1.0)]
+    ("wire", "up", "down"),
+    [("float32", 1.0, 1.0), ("bfloat16", 0.5, 0.5), ("int8", 260 / 1024, 1.0), ("int4", 68 / 512, 1.0), ("top_k:0.01", 0.02, 1.0)],
 )
 def test_a_format_saves_the_bytes_that_it_promises(wire: str, up: float, down: float) -> None:
     found = wire_bytes(wire_format(wire), total_bytes=4 * MIB, num_steps=2)
@@ -49,6 +51,6 @@ def test_the_benchmark_prints_what_it_measured(capsys: pytest.CaptureFixture[str
     assert benchmarks(["run", "compression", *wires, *arguments]) == 0
     out = capsys.readouterr().out
     assert "| float32 | 64" in out and "| top_k:0.5+no_feedback |" in out
-    assert {wire_format(wire).gradients for wire in FORMATS} >= {"bfloat16", "float16", "int8"}
+    assert {wire_format(wire).gradients for wire in FORMATS} >= {"bfloat16", "float16", "int8", "int4"}
     row = {"median_ms": 2.0, "ratio": 0.5, "cpu_ms": 3.0, "cpu_ratio": 0.75}
     assert "| bfloat16 | 2.0 | 0.50 | 3.0 | 0.75 |" in in_words({"time": {16 * MIB: {"bfloat16": row}}})

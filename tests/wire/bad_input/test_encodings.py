@@ -18,7 +18,8 @@ from tests.support.parameter_servers.shards import MIXED, Trainer, open_server
 
 HALVED = encoded_nbytes(MIXED, FloatEncoding.BFLOAT16)
 INT8 = encoded_nbytes(MIXED, FloatEncoding.INT8_BLOCKS)
-BFLOAT16, INT8_BLOCKS, TOP_K = 1, 3, 4
+INT4 = encoded_nbytes(MIXED, FloatEncoding.INT4_BLOCKS)
+BFLOAT16, INT8_BLOCKS, TOP_K, INT4_BLOCKS = 1, 3, 4, 5
 DOUBLES = bytes(128)  # the range of float64, which travels as it is
 SIZE = next(arena.stop - arena.start for arena in MIXED.arenas) // 4
 
@@ -60,6 +61,9 @@ BAD = {
     "int8 of another length": (INT8_BLOCKS, INT8 + 1, bytes(INT8 + 1), "MALFORMED_MESSAGE", f"takes {INT8}"),
     "int8 that ends early": (INT8_BLOCKS, INT8, bytes(INT8 - 1), "TRUNCATED_STREAM", "received"),
     "int8 that does not end": (INT8_BLOCKS, INT8, bytes(INT8 + 1), "FRAME_OUT_OF_ORDER", "beyond"),
+    "int4 of int8's length": (INT4_BLOCKS, INT8, bytes(INT8), "MALFORMED_MESSAGE", f"takes {INT4}"),
+    "int4 that ends early": (INT4_BLOCKS, INT4, bytes(INT4 - 1), "TRUNCATED_STREAM", "received"),
+    "int4 that does not end": (INT4_BLOCKS, INT4, bytes(INT4 + 1), "FRAME_OUT_OF_ORDER", "beyond"),
     "top k without a length": (TOP_K, 0, top_k(1, [0]), "MALFORMED_MESSAGE", "in steps of 8"),
     "top k of more than all": (TOP_K, 1 << 40, b"", "MALFORMED_MESSAGE", "in steps of 8"),
     "top k of a broken length": (TOP_K, 149, top_k(1, [0], bytes(133)), "MALFORMED_MESSAGE", "in steps of 8"),

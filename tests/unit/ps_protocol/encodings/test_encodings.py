@@ -12,7 +12,7 @@ from ps_protocol.encodings import halves as encodings_halves
 from ps_protocol.encodings.arena import decoding_writer, encoded_frames
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Units, encoded_nbytes, encoded_ranges, stretch, units_of
 from ps_protocol.encodings.halves import narrow_bfloat16, narrow_float16, widen_bfloat16, widen_float16
-from ps_protocol.encodings.int8 import decode_int8, encode_int8
+from ps_protocol.encodings.integers import INT4, INT8, ScaledIntegers
 from ps_protocol.encodings.top_k import top_k_of
 from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, TruncatedStream
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
@@ -21,6 +21,7 @@ from ps_protocol.model.variables import Array, DataType, VariableSpec
 
 HALVES = {FloatEncoding.BFLOAT16: np.dtype(ml_dtypes.bfloat16), FloatEncoding.FLOAT16: np.dtype(np.float16)}
 EVERY_PATTERN = np.arange(1 << 16, dtype=np.uint16)
+UNITS = [units_of(FloatEncoding.INT8_BLOCKS), units_of(FloatEncoding.INT4_BLOCKS)]
 
 
 def variable(name: str, size: int, data_type: DataType = DataType.FLOAT32, *, is_state: bool = False) -> VariableSlice:
@@ -29,7 +30,7 @@ def variable(name: str, size: int, data_type: DataType = DataType.FLOAT32, *, is
     return VariableSlice(variable=spec, start=0, stop=size)
 
 
-# Padding behind most, ranges that travel as they are between those that do not, and more than one int8 block.
+# Padding behind most, ranges that travel as they are between those that do not, and more than one block of integers.
 MIXED = Layout(
     [
         variable("w", 777),
@@ -125,31 +126,46 @@ def test_halves_that_lie_at_an_odd_address_are_read_all_the_same() -> None:
     np.testing.assert_array_equal(out[:257], np.arange(257))
 
 
+@pytest.mark.parametrize(("integers", "largest"), [(INT8, 127), (INT4, 7)])
 @given(st.integers(1, 700), st.integers(0, 2**32 - 1), st.floats(1e-30, 1e30))
-def test_int8_is_wrong_by_half_of_its_blocks_scale_at_most(size: int, seed: int, magnitude: float) -> None:
+def test_integers_are_wrong_by_half_of_their_blocks_scale_at_most(
+    integers: ScaledIntegers, largest: int, size: int, seed: int, magnitude: float
+) -> None:
     values = (np.random.default_rng(seed).standard_normal(size) * magnitude).astype(np.float32)
-    out = int8_round_trip(values)
-    for start in range(0, size, 256):
-        block = values[start : start + 256]
-        scale = np.abs(block).max() / 127
-        assert (np.abs(out[start : start + 256] - block) <= scale * 0.5001).all()
+    out = round_trip(integers, values)
+    for start in range(0, size, integers.size):
+        block = values[start : start + integers.size]
+        scale = np.abs(block).max() / largest
+        assert (np.abs(out[start : start + integers.size] - block) <= scale * 0.5001).all()
 
 
-def test_int8_keeps_zeros_and_each_blocks_largest_value_and_a_nonfinite_value_spoils_only_its_block() -> None:
+def test_integers_of_four_bits_lie_in_pairs_with_the_first_in_the_lower_half_of_a_byte() -> None:
+    values = np.array([7, -7, 1, -1, 3], np.float32)
+    encoded = np.full(4 + 3, 255, np.uint8)
+    INT4.encode(values, encoded)
+    assert encoded[:4].view("<f4")[0] == 1 and [*encoded[4:]] == [0x97, 0xF1, 0x03]
+    out = np.empty(2, np.float32)
+    INT4.decode(np.array([0, 0, 0, 64, 0x80], np.uint8), out)
+    assert [*out] == [0, -16], "eight below zero, which nobody sends"
+
+
+@pytest.mark.parametrize("integers", [INT8, INT4])
+def test_integers_keep_zeros_and_each_blocks_largest_value_and_a_nonfinite_value_spoils_only_its_block(integers: ScaledIntegers) -> None:
     values = np.zeros(1024 + 16, np.float32)
     values[256:512] = np.linspace(-3, 3, 256)
     values[700], values[800], values[-1] = np.inf, 1e-38, np.nan
-    out = int8_round_trip(values)
+    out = round_trip(integers, values)
     assert not out[:256].any() and out[256] == -3 and out[511] == 3
-    assert np.isnan(out[512:768]).all(), "one that is not finite spoils its own block"
+    assert np.isnan(out[700 - 700 % integers.size :][: integers.size]).all(), "one that is not finite spoils its own block"
     assert not out[768:1024].any(), "too small for a scale"
     assert np.isnan(out[1024:]).all(), "the last block is a shorter one"
 
 
-def int8_round_trip(values: Array) -> Array:
-    encoded, out = np.empty(values.size + 4 * -(-values.size // 256), np.uint8), np.empty_like(values)
-    encode_int8(values, encoded)
-    decode_int8(encoded, out)
+def round_trip(integers: ScaledIntegers, values: Array) -> Array:
+    units = next(one for one in UNITS if one.encode == integers.encode)
+    encoded, out = np.empty(units.nbytes(values.size), np.uint8), np.empty_like(values)
+    integers.encode(values, encoded)
+    integers.decode(encoded, out)
     return out
 
 
