@@ -1,8 +1,9 @@
 """Keys of tables that have no size: any 64-bit integer. How they are spread over parameter servers. Knows no server.
 
 A key is *spread*: turned into another integer by a bijection whose result looks random, also for keys that count up. Spread keys travel and
-lie on servers; programs and files have keys as they were given. The highest 16 bits of a spread key are its bucket. A keyed table is cut
-into ranges of buckets, as another is cut into ranges of rows; sorted, the spread keys of a range lie side by side.
+lie on servers; programs and files have keys as they were given. The highest bits of a spread key are its bucket. A keyed table is cut into
+ranges of buckets, as another is cut into ranges of rows; sorted, the spread keys of a range lie side by side. A bound on its rows holds for
+each bucket by itself, so that what a table keeps does not depend on the number of servers.
 
 Source of the bijection: the finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 """
@@ -16,14 +17,18 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
 
+# Of a table without a bound on its rows.
 NUM_BUCKETS = 1 << 16
+# The most rows that such a bound may let be.
+MAX_BOUND = 1 << 36
 # The part of a keyed table in a checkpoint that has its keys; no slot of an optimizer has this name, which is none in a formula.
 KEYS_PART = "row keys"
-# And the part that says how lately each row was used, where old rows make room for new ones.
+# And the part with the step that used each row last, modulo 2^32, where old rows make room for new ones.
 USE_PART = "row use"
 
-_SHIFT = 48
-_FIRST = NUM_BUCKETS // 2  # keys are signed: bucket 0 has the lowest of them
+# How many rows of a bounded table a bucket has at least; fewer in small tables, so that they have buckets for several servers.
+_BUCKET_ROWS, _SMALL_BUCKET_ROWS, _MAX_SMALL_BUCKETS = 64, 16, 1 << 10
+_LEAST = 1 << 63  # keys are signed: bucket 0 has the lowest of them
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _INVERSES = np.uint64(0x96DE1B173F119089), np.uint64(0x319642B2D24D8EC3)
@@ -63,9 +68,24 @@ def mix(words: npt.NDArray[np.uint64]) -> None:
     words ^= scratch
 
 
-def key_range(start: int, stop: int) -> tuple[int, int]:
+def buckets_for(max_rows: int) -> int:
+    """Returns how many buckets a keyed table of at most so many rows has, a power of two; 0 rows: any number of them."""
+    if not max_rows:
+        return NUM_BUCKETS
+    most = max(1, max_rows // _BUCKET_ROWS, min(max_rows // _SMALL_BUCKET_ROWS, _MAX_SMALL_BUCKETS))
+    return 1 << (most.bit_length() - 1)
+
+
+def key_range(start: int, stop: int, *, num_buckets: int) -> tuple[int, int]:
     """Returns the least and the greatest spread key of the buckets from `start` up to `stop`, which are at least one."""
-    return (start - _FIRST) << _SHIFT, ((stop - _FIRST) << _SHIFT) - 1
+    size = (1 << 64) // num_buckets
+    return start * size - _LEAST, stop * size - _LEAST - 1
+
+
+def buckets_of(spread_keys: Keys, *, num_buckets: int) -> Keys:
+    """Returns the bucket of each key."""
+    # Shifted by 64, of one bucket, NumPy's words are 0.
+    return ((spread_keys.view(np.uint64) ^ np.uint64(_LEAST)) >> np.uint64(65 - num_buckets.bit_length())).view(np.int64)
 
 
 def text_keys(texts: Iterable[str]) -> Keys:

@@ -179,7 +179,7 @@ class VariableSlice:
     @property
     def index_range(self) -> tuple[int, int]:
         """The least and the greatest index that a row of the part has in the whole table: a number, or a spread key."""
-        return key_range(self.start, self.stop) if self.variable.is_keyed else (self.start, self.stop - 1)
+        return key_range(self.start, self.stop, num_buckets=self.extent) if self.variable.is_keyed else (self.start, self.stop - 1)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

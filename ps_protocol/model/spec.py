@@ -449,7 +449,7 @@ def _num_pieces(variable: VariableSpec, model: ModelSpec, num_shards: int) -> in
     if any(name == variable.name for name, _ in policy.pins):  # asked last: with many variables there may be as many pins
         return 1
     if variable.is_keyed:
-        return num_shards
+        return min(num_shards, variable.num_rows)
     # More pieces than shards would only lie side by side again.
     return max(1, min(math.ceil(variable.nbytes / policy.split_bytes), variable.num_rows, num_shards))
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.expressions import VARIABLE, Formula
-from ps_protocol.model.keys import NUM_BUCKETS
+from ps_protocol.model.keys import MAX_BOUND, buckets_for
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.programs import Names, Program, compiled, parsed
@@ -227,8 +227,8 @@ class VariableSpec:
 
     `optimizer` None: the model's. `is_sparse`: a table whose gradients come as rows; it is read by rows, and not with the other variables.
     `initializer` (tables only) None: the first values are sent. `partition` None: cut by size, by the model's placement policy.
-    `keys` (tables only): of a keyed table, axis 0 of the shape counts buckets of keys, `keys.NUM_BUCKETS`; it begins without any row,
-    and where it has `max_rows` (0: no such bound), those that were not used lately make room for new ones.
+    `keys` (tables only): of a keyed table, axis 0 of the shape counts buckets of keys, `keys.buckets_for(max_rows)`; it begins
+    without any row, and where it has `max_rows` (0: no such bound), those that were not used lately make room for new ones.
     """
 
     name: str
@@ -263,10 +263,10 @@ class VariableSpec:
         if self.initializer is not None and not self.is_sparse:
             raise InvalidSpec(f"{what}: only sparse variables are initialised by the server; give the values of a dense one")
         zero_row = None if self.initializer is None else self.initializer.zero_row
-        if self.is_keyed and (not self.is_sparse or self.initializer is None or self.shape[0] != NUM_BUCKETS):
-            raise InvalidSpec(f"{what}: only a table of {NUM_BUCKETS} buckets whose first values its server makes has keys")
-        if type(self.max_rows) is not int or not 0 <= self.max_rows < 1 << 62 or (self.max_rows and not self.is_keyed):
-            raise InvalidSpec(f"{what}: max_rows = {shown(self.max_rows)}, want a whole number >= 1, of a table with keys only")
+        if type(self.max_rows) is not int or not 0 <= self.max_rows <= MAX_BOUND or (self.max_rows and not self.is_keyed):
+            raise InvalidSpec(f"{what}: max_rows = {shown(self.max_rows)}, want 1 to 2^36, of a table with keys only")
+        if self.is_keyed and (not self.is_sparse or self.initializer is None or self.shape[0] != buckets_for(self.max_rows)):
+            raise InvalidSpec(f"{what}: only a table of {buckets_for(self.max_rows)} buckets whose first values its server makes has keys")
         if self.is_keyed and zero_row is not None:
             raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and rows with keys have no number")
         if zero_row is not None and zero_row >= self.shape[0]:

@@ -25,6 +25,7 @@ from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array, SparseMean
 from ps_server.numbers.first_rows import fill_table, rows_of_keys
 from ps_server.numbers.key_index import MAX_ROWS, KeyIndex
 from ps_server.numbers.memory import MemoryBudget, growing_bytes
+from ps_server.numbers.row_buckets import RowBuckets
 from ps_server.optimizers.rule import UpdateRule
 
 # Gradients of a table, as rows with their indices: put in order, and merged into a mean.
@@ -128,11 +129,9 @@ _KEY_DTYPE = np.dtype("<i8")
 # A key with its place in the index, of which 25 to 70 % are taken; while a larger one is made there are two.
 _KEY_BYTES = 8 + 30
 
-# How lately a row was used, less one for each time that it was looked at since; and that this very step needs it.
-_USED, _NEEDED = 2, 3
-# The rows that a step looks at to find those that make room, at least, and for each of them: the 16th part of a large table is little used.
-_LOOKED_AT, _LOOKED_AT_PER_ROW = 1 << 12, 16
-_GOLDEN = 0x9E3779B97F4A7C15
+# And what a bounded table has for it: the step that used it, its place in a bucket, and whether a step needs it.
+_BOUNDED_BYTES = 4 + 5 + 1
+_STEP_BITS = (1 << 32) - 1
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -186,15 +185,15 @@ class Table:
         num_copies = (1 if self._is_lazy else 2) + len(rule.slots)
         budget.check(num_copies * piece.nbytes, purpose=f"variable {piece.variable.name!r} (rows and slots)")
         self._max_rows = min(MAX_ROWS, MAX_TENSOR_BYTES // max(1, self.row_bytes)) if piece.variable.is_keyed else piece.stop - piece.start
-        self._is_bounded = piece.variable.max_rows > 0
-        self._bound = self._max_rows
-        if self._is_bounded:
-            self._bound = -(-piece.variable.max_rows * (piece.stop - piece.start) // max(1, piece.extent))
+        if piece.variable.max_rows:
+            self._max_rows = min(self._max_rows, piece.variable.max_rows)
         # Of all steps of this process: rows that made room, and keys that found none.
         self.num_evicted = self.num_refused = 0
         try:
             self.index = KeyIndex(self._allocate("keys", _KEY_DTYPE.itemsize).view(_KEY_DTYPE)) if piece.variable.is_keyed else None
-            self._use = self._allocate("use of rows", 1) if self._is_bounded else np.empty(0, np.uint8)
+            self._buckets = RowBuckets(piece, self._growing) if piece.variable.max_rows else None
+            # By row, the step that used it last, modulo 2^32.
+            self._use = self._growing("use of rows", 4, self._max_rows if self._buckets else 0).view(np.uint32)
             self.values = self._allocate_rows("rows")
             self._spare = self.values if self._is_lazy else self._allocate_rows("a second copy of the rows")
             self.slots = {name: self._allocate_rows(f"slot {name!r}") for name in rule.slots}
@@ -213,7 +212,7 @@ class Table:
     def parts(self) -> dict[str, Array]:
         """The memory of all rows, by the names that it has in a checkpoint: the values (an empty name), slots, and keys if there are."""
         keys = {} if self.index is None else {KEYS_PART: self.index.keys[: self.num_rows]}
-        if self._is_bounded:
+        if self._buckets is not None:
             keys[USE_PART] = self._use[: self.num_rows]
         return keys | {name: memory[: self.num_rows] for name, memory in {"": self.values, **self.slots}.items()}
 
@@ -229,7 +228,9 @@ class Table:
     @property
     def bytes_per_new_row(self) -> int:
         """About how many bytes each row takes that a gradient makes; 0 if all rows are there."""
-        return 0 if self.index is None else _KEY_BYTES + (1 + len(self.slots)) * self.row_bytes
+        if self.index is None:
+            return 0
+        return _KEY_BYTES + (1 + len(self.slots)) * self.row_bytes + (_BOUNDED_BYTES if self._buckets is not None else 0)
 
     def extend(self, keys: Array) -> tuple[int, Array]:
         """Gives the next rows to those of the keys, none of which is there, that are the table's, in order. Raises LimitExceeded.
@@ -244,51 +245,38 @@ class Table:
         self._budget.reserve(num_bytes, purpose=f"{keys.size} rows of variable {self.piece.variable.name!r}")
         self._held_bytes += num_bytes
         self._counted_bytes += num_bytes
-        self._check_room(keys.size)
-        self.index.add(keys)
+        self._add(keys)
         return first, chosen
 
     def make_rows(self, keys: Array) -> None:
         """Makes the rows of those of the keys, each different, that have none, as far as there is room. Raises LimitExceeded."""
-        _, new, _ = self._places_of(keys, evicts=False)
-        self._make(keys[new], np.empty(0, np.int64))
+        _, new, evicted = self._places_of(keys, evicts=False)
+        self._make(keys[new], evicted)
 
     def _places_of(self, keys: Array, *, evicts: bool) -> tuple[Array, Array, Array]:
         """Returns the row number of each key, which rows are still to be made, and the rows of other keys that make room.
 
-        Makes no row. Rows that are looked at to make room count as less used from now on. Numbers: -1 for keys that there is no room for.
-        New: positions in `keys`; the last of them get the rows of other keys.
+        Nothing changes. `keys`: ascending. Numbers: -1 for keys that there is no room for. New: positions in `keys`; the last of them get
+        the rows of other keys.
         """
         assert self.index is not None
         numbers = self.index.find(keys)
         new = np.flatnonzero(numbers < 0)
         evicted = np.empty(0, np.int64)
-        room = max(0, self._bound - self.num_rows)
-        if new.size > room:
-            if evicts:
-                evicted = self._least_used(new.size - room, numbers)
-            self.num_refused += new.size - room - evicted.size
-            new = new[: room + evicted.size]
+        if self._buckets is not None and new.size:
+            ages = self._ages if evicts else None
+            places = self._buckets.places(keys[new], needed=numbers[numbers >= 0], ages=ages, keys_of=self.index.keys)
+            self.num_refused += new.size - places.added.size - places.replacing.size
+            new, evicted = new[np.concatenate([places.added, places.replacing])], places.evicted
         self._check_room(new.size - evicted.size)
         if new.size:
             numbers[new] = np.concatenate([np.arange(self.num_rows, self.num_rows + new.size - evicted.size), evicted])
         return numbers, new, evicted
 
-    def _least_used(self, count: int, needed: Array) -> Array:
-        """Returns at most so many rows, the least used of a part of the table that follows from the step alone, but none of those needed.
-
-        The others of that part count as less used from now on.
-        """
-        num_rows = self.num_rows
-        self._use[needed[needed >= 0]] = _NEEDED
-        size = min(num_rows, max(_LOOKED_AT, _LOOKED_AT_PER_ROW * count))
-        start = (self._progress.step * _GOLDEN % (1 << 64)) * num_rows >> 64
-        part = (start + np.arange(size)) % num_rows
-        use = self._use[part]
-        order = np.argsort(use, kind="stable")[:count]
-        found = part[order[use[order] < _NEEDED]]
-        self._use[part] -= (use > 0) & (use < _NEEDED)
-        return np.sort(found)
+    def _ages(self, rows: Array) -> Array:
+        """Returns how many steps ago rows were used last: 1 by the step before the one that is being applied."""
+        ages: Array = np.uint32((self._progress.step + 1) & _STEP_BITS) - self._use[rows]
+        return ages
 
     def _make(self, keys: Array, evicted: Array) -> None:
         """Makes rows of keys that have none; the last of them get the rows `evicted`."""
@@ -300,10 +288,19 @@ class Table:
             self.values[made] = self._first_values(some)
             for name, value in self._rule.slots.items():
                 self.slots[name][made] = value
+            if self._buckets is not None:
+                self._use[made] = self._progress.step & _STEP_BITS
         # Last: who finds a key finds its row.
-        self.index.add(keys[:num_added])
+        self._add(keys[:num_added])
         self.index.replace(evicted, keys[num_added:])
         self.num_evicted += evicted.size
+
+    def _add(self, keys: Array) -> None:
+        assert self.index is not None
+        self._check_room(keys.size)
+        if self._buckets is not None and keys.size:
+            self._buckets.add(keys, np.arange(self.num_rows, self.num_rows + keys.size))
+        self.index.add(keys)
 
     def fill_initial(self, step: int) -> None:
         """Makes the first values, if the server is to make them, and those of the slots; the table is then at `step`."""
@@ -347,7 +344,7 @@ class Table:
 
     def _apply_to_keys(self, gradient: RowGradient) -> None:
         assert self.index is not None
-        numbers, new, evicted = self._places_of(gradient.indices, evicts=self._is_bounded)
+        numbers, new, evicted = self._places_of(gradient.indices, evicts=True)
         made = gradient.indices[new]
         previous = self.values[numbers]
         previous[new] = self._first_values(made)
@@ -363,8 +360,8 @@ class Table:
             keys, rows = keys[order], rows[order]
         self._advance(Journal(keys, rows))
         self._make(made, evicted)
-        if self._is_bounded:
-            self._use[numbers] = _USED
+        if self._buckets is not None:
+            self._use[numbers] = self._progress.step & _STEP_BITS
         self._update_rows(numbers, gradient, previous)
 
     def apply_on_arrival(self, gradient: RowGradient) -> None:
@@ -436,15 +433,20 @@ class Table:
         return memory.view(self.piece.variable.data_type.dtype).reshape(self._max_rows, self._width)
 
     def _allocate(self, what: str, row_bytes: int) -> Array:
-        purpose = f"{what} of variable {self.piece.variable.name!r}"
         if self.piece.variable.is_keyed:
-            try:
-                return growing_bytes(self._max_rows * row_bytes)
-            except (OSError, MemoryError):
-                raise LimitExceeded(f"{purpose}: this machine sets no addresses aside; let it with sysctl vm.overcommit_memory=0") from None
-        memory = self._budget.allocate(self.piece.nbytes, purpose=purpose)
+            return self._growing(what, row_bytes, self._max_rows)
+        memory = self._budget.allocate(self.piece.nbytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
         self._held_bytes += self.piece.nbytes
         return memory
+
+    def _growing(self, what: str, row_bytes: int, num_rows: int) -> Array:
+        try:
+            return growing_bytes(num_rows * row_bytes)
+        except (OSError, MemoryError):
+            name = self.piece.variable.name
+            raise LimitExceeded(
+                f"{what} of variable {name!r}: this machine sets no addresses aside; let it with sysctl vm.overcommit_memory=0"
+            ) from None
 
     def _check_room(self, num_new: int) -> None:
         if self.num_rows + num_new > self._max_rows:

@@ -9,7 +9,7 @@ from typing import Any
 from chief.options import CheckpointConfig, CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.checkpoint.manifest import decode_json
-from ps_protocol.model.keys import NUM_BUCKETS
+from ps_protocol.model.keys import buckets_for
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import TokenMode
 from ps_protocol.model.spec import NO_CLIP, ClipSpec, ModelSpec, PlacementPolicy
@@ -474,15 +474,17 @@ def _user_states(fields: dict[str, Any]) -> dict[int, str]:
 
 def _model(scenario: Scenario) -> ModelSpec:
     variables = tuple(VariableSpec(name=f"w{index}", data_type=DataType.FLOAT32, shape=(SIZE,)) for index in range(scenario.num_shards))
+    # As many buckets as shards at least, which are a power of two.
+    max_rows = _ROWS_PER_SHARD << (scenario.num_shards - 1).bit_length()
     table = VariableSpec(
         name="rows",
         data_type=DataType.FLOAT32,
-        shape=(NUM_BUCKETS, SIZE),
+        shape=(buckets_for(max_rows), SIZE),
         is_sparse=True,
         initializer=Initializer(kind=InitializerKind.CONSTANT, low=FIRST_VALUE),
         keys=RowKeys.INT64,
         # Rows of keys that only some contributions have make room for each other.
-        max_rows=_ROWS_PER_SHARD * scenario.num_shards,
+        max_rows=max_rows,
     )
     optimizer = OptimizerSpec(name="momentum", learning_rate=constant(LEARNING_RATE), hyperparameters={"momentum": MOMENTUM})
     # So large a norm that nothing is scaled: what matters is the way through PrepareStep.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import VARIABLE, check_own_name
-from ps_protocol.model.keys import NUM_BUCKETS
+from ps_protocol.model.keys import MAX_BOUND, buckets_for
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.programs import Names, compiled, parsed
@@ -68,8 +68,9 @@ class EmbeddingTable:
     With `keys` ("int64" or "uint64") the table has no size: `EmbeddingTable(16, keys="int64")` has rows of 16 numbers, named by any
     integers of that type in place of row numbers. A row is made by the first gradient that counts; its first value depends on its key and
     the initializer's seed alone, and reading an unknown key gives it and makes nothing. All optimizers change rows with a gradient only.
-    Of more than `max_rows` rows (of all servers together) the least used lose their keys to new ones, in sync the same in each run; a key
-    that comes back begins anew. None: no bound.
+    There are at most `max_rows` rows, on all servers together: keys lie in buckets of 16 to 127 rows, and in a full bucket a new key gets
+    the row that was used longest ago, in sync the same in each run on any number of servers. A key that comes back begins anew. None: no
+    bound.
     """
 
     value_or_shape: npt.ArrayLike
@@ -304,11 +305,12 @@ def _declared(name: str, declaration: object, values: dict[str, Array]) -> Varia
 def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> VariableSpec:
     shape, initializer = _shape(table.value_or_shape), table.initializer
     keys = RowKeys.NUMBERS if table.keys is None else _choice(name, "keys", table.keys, _KEYS)
+    max_rows = 0 if table.max_rows is None else _num_rows(name, table.max_rows)
     if keys is not RowKeys.NUMBERS:
         row = (table.value_or_shape,) if isinstance(table.value_or_shape, (int, np.integer)) else shape
         if row is None:
             raise InvalidSpec(f"variable {name!r}: a table with keys begins without rows; give the length of a row, for example 16")
-        shape = (NUM_BUCKETS, *map(int, row))
+        shape = (buckets_for(max_rows), *map(int, row))
     if shape is None:
         if initializer is not None:
             raise InvalidSpec(f"variable {name!r}: has values and an initializer; give one of them (a shape goes with an initializer)")
@@ -331,15 +333,15 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
         initializer=initializer,
         partition=_partition(name, table.partitioner, shape, data_type.dtype),
         keys=keys,
-        max_rows=0 if table.max_rows is None else _num_rows(name, table.max_rows),
+        max_rows=max_rows,
     )
 
 
 def _num_rows(name: str, value: object) -> int:
-    """Returns a number of rows; raises InvalidSpec for 0 and for what is no number."""
+    """Returns a number of rows; raises InvalidSpec for what is none, or too large."""
     number = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else 0
-    if number < 1:
-        raise InvalidSpec(f"variable {name!r}: max_rows = {value!r}, want a whole number >= 1, or None for no bound")
+    if not 1 <= number <= MAX_BOUND:
+        raise InvalidSpec(f"variable {name!r}: max_rows = {value!r}, want a whole number from 1 to 2^36, or None for no bound")
     return number
 
 

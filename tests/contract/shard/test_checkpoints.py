@@ -20,7 +20,7 @@ from ps_protocol.errors import (
     StepAhead,
     Superseded,
 )
-from ps_protocol.model.keys import NUM_BUCKETS
+from ps_protocol.model.keys import NUM_BUCKETS, buckets_for
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, RowKeys, VariableSpec
@@ -132,15 +132,16 @@ def test_restored_on_any_number_of_shards_the_next_steps_are_the_same_bits(open_
     assert metrics_of(restored) == metrics_of(saved)
 
 
-def evicting_model(max_rows: int = 15) -> ModelSpec:
+def evicting_model(max_rows: int = 33) -> ModelSpec:
     """A model with a table in which each step's rows make others leave."""
     clicks = next(variable for variable in VARIABLES if variable.is_keyed)
-    recent = replace(clicks, name="recent", max_rows=max_rows)
+    recent = replace(clicks, name="recent", shape=(buckets_for(max_rows), *clicks.shape[1:]), max_rows=max_rows)
     return ModelSpec(variables=(VARIABLES[0], recent, VARIABLES[-1]), optimizer=OPTIMIZERS["momentum"], placement=PlacementPolicy())
 
 
-def test_the_rows_of_a_restored_table_make_room_as_they_would_have(open_training: Open) -> None:
-    trainings = [open_training(2, model=evicting_model()) for _ in range(2)]
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_the_rows_of_a_restored_table_make_room_as_they_would_have(open_training: Open, num_shards: int) -> None:
+    trainings = [open_training(count, model=evicting_model()) for count in (2, num_shards)]
     saved, restored = trainings
     saved.create()
     saved.train(7)

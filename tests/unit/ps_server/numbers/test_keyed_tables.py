@@ -1,5 +1,6 @@
 """Keyed tables: rows are made by gradients, and behave as those of a table of a size; first values follow from seed and key alone."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, StepGone
-from ps_protocol.model.keys import NUM_BUCKETS, key_range, spread
+from ps_protocol.model.keys import NUM_BUCKETS, buckets_for, key_range, spread
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.variables import Array, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
@@ -35,9 +36,10 @@ def _piece(initializer: Initializer = ONES, *, stop: int = NUM_BUCKETS, data_typ
     return VariableSlice(variable=spec, start=0, stop=stop)
 
 
-def _bounded(max_rows: int, optimizer: str = "adagrad", *, stop: int = NUM_BUCKETS) -> Table:
-    piece = _piece(UNIFORM)
-    piece = VariableSlice(variable=replace(piece.variable, max_rows=max_rows), start=0, stop=stop)
+def _bounded(max_rows: int, optimizer: str = "adagrad", *, start: int = 0, stop: int | None = None) -> Table:
+    num_buckets = buckets_for(max_rows)
+    variable = replace(_piece(UNIFORM).variable, max_rows=max_rows, shape=(num_buckets, WIDTH))
+    piece = VariableSlice(variable=variable, start=start, stop=num_buckets if stop is None else stop)
     rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
     return Table(piece, rule, budget=MemoryBudget(None, owner="ps 0"), step=0)
 
@@ -207,12 +209,56 @@ def test_on_arrival_what_finds_no_room_is_left_out() -> None:
     np.testing.assert_allclose((first - table.take(keys, step=None))[:, 0], [0.5] * 4 + [0] * 5)
 
 
-def test_each_server_has_its_share_of_the_rows() -> None:
-    table = _bounded(100, stop=NUM_BUCKETS // 4)
-    least, greatest = table.piece.index_range
-    keys = spread(np.arange(1000))
-    _step(table, keys[(keys >= least) & (keys <= greatest)])
-    assert table.num_rows == 25
+def _rows_of(tables: list[Table]) -> dict[int, bytes]:
+    """All rows of the slices of a table, by key."""
+    return {
+        int(key): row.tobytes()
+        for table in tables
+        for key, row in zip(table.parts["row keys"], np.hstack([table.parts[""], table.parts["accumulator"]]), strict=True)
+    }
+
+
+@pytest.mark.parametrize("cut", [(1,), (2, 3), (1, 2, 3, 4, 5, 6, 7)])
+def test_the_same_keys_are_evicted_however_the_table_is_cut(cut: tuple[int, ...]) -> None:
+    random = np.random.default_rng(5)
+    bounds = [0, *cut, buckets_for(150)]
+    whole, parts = _bounded(150), [_bounded(150, start=start, stop=stop) for start, stop in itertools.pairwise(bounds)]
+    for step in range(60):
+        keys = np.unique(spread(random.zipf(1.2, 80) % 2000))
+        # A row's gradient follows from its key, for `_step` would give it one by its place.
+        for table in (whole, *parts):
+            least, greatest = table.piece.index_range
+            here = keys[(keys >= least) & (keys <= greatest)]
+            table._rule.begin(step)
+            table.apply(RowGradient(indices=here, rows=np.repeat((here % 7)[:, None].astype(np.float64), WIDTH, axis=1)))
+            table._rule.advance()
+    assert _rows_of(parts) == _rows_of([whole])
+    assert sum(table.num_evicted for table in parts) == whole.num_evicted > 300
+    assert sum(table.num_refused for table in parts) == whole.num_refused
+    assert whole.num_rows <= 150
+
+
+@pytest.mark.parametrize("max_rows", [1, 7, 40])
+def test_in_a_full_bucket_the_row_used_longest_ago_makes_room(max_rows: int) -> None:
+    random, table = np.random.default_rng(max_rows), _bounded(max_rows, "sgd")
+    num_buckets = buckets_for(max_rows)
+    used: list[dict[int, int]] = [{} for _ in range(num_buckets)]
+    for step in range(200):
+        keys = np.unique(spread(random.integers(0, 3 * max_rows, random.integers(0, max_rows + 3))))
+        _step(table, keys, step=step)
+        for bucket, rows in enumerate(used):
+            here = [int(key) for key in keys if (int(key) + (1 << 63)) * num_buckets >> 64 == bucket]
+            limit = max_rows // num_buckets + (bucket < max_rows % num_buckets)
+            rows |= {key: step for key in here if key in rows}
+            for key in (key for key in here if key not in rows):
+                if len(rows) == limit:
+                    oldest = max(rows, key=lambda one: (-rows[one], one % (1 << 32)))
+                    if rows[oldest] == step:
+                        break
+                    del rows[oldest]
+                rows[key] = step
+        assert table.index is not None
+        assert sorted(table.parts["row keys"]) == sorted(key for rows in used for key in rows)
 
 
 def test_rows_are_counted_in_the_budget_and_given_back() -> None:
@@ -232,7 +278,7 @@ def test_rows_are_counted_in_the_budget_and_given_back() -> None:
 
 def test_a_slice_takes_only_the_keys_of_its_buckets() -> None:
     piece = _piece(stop=NUM_BUCKETS // 2)
-    least, greatest = key_range(0, NUM_BUCKETS // 2)
+    least, greatest = key_range(0, NUM_BUCKETS // 2, num_buckets=NUM_BUCKETS)
     check_indices(np.array([least, greatest]), piece)
     for key in (least - 1 if least > -(1 << 63) else greatest + 1, greatest + 1):
         with pytest.raises(IndexOutOfRange, match=f"indices\\[1\\] = {key}"):
