@@ -8,6 +8,7 @@ import argparse
 import enum
 import math
 import re
+import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -269,6 +270,14 @@ def _path(text: str) -> Path | None:
 
 def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",")) if text.strip() else ()
+
+
+def parse_words(text: str) -> tuple[str, ...]:
+    """Returns the words of a text as a shell divides it. Raises ValueError."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"words as in a shell: {error}") from error
 
 
 def _whole(*, least: int, most: int | None = None) -> Callable[[str], int]:
@@ -919,10 +928,10 @@ TAKE_PLACE = Option(
     programs=(CALLER,),
     has_flag=False,
 )
-UP_FLAGS = Option(
+UP_FLAGS: Option[tuple[str, ...]] = Option(
     name="up",
-    parse=_stripped,
-    default="",
+    parse=parse_words,
+    default=(),
     metavar="FLAGS",
     words="the flags of `lockstep up` for the cluster that rank 0 starts in a program of torchrun or mpirun",
     programs=(CALLER,),

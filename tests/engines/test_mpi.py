@@ -27,4 +27,4 @@ def test_a_wrong_flag_is_named_in_a_sentence_and_ends_the_run(engine: Mpi, tmp_p
     (tmp_path / "train.py").write_text(TRAIN)
     code = engine.run_printed(documented().replace("--ps 2", "--psx 2"), out=tmp_path / "out")
     said = (tmp_path / "out").read_text()
-    assert code and "lockstep up: no such argument: --psx; did you mean '--ps'?" in said, said
+    assert code and "lockstep up: no such argument: --psx; did you mean '--ps'?" in said and "Traceback" not in said, said

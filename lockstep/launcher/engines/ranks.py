@@ -8,7 +8,6 @@ import atexit
 import json
 import logging
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -89,7 +88,8 @@ class Ranks:
 def join(ranks: Ranks, store: Store, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables by which this rank finds the cluster of its run; rank 0 starts the cluster unless it runs. Blocks until then.
 
-    The flags of `lockstep up` are in LOCKSTEP_UP. Raises InvalidSpec for wrong ones, and Unavailable if there is no cluster in time.
+    The flags of `lockstep up` are in LOCKSTEP_UP. Ends the program, with a sentence, where that has failed: what it has printed says why,
+    and a traceback from each rank would hide it. Raises Unavailable if there is no cluster in time.
     """
     key = _key(ranks.num_workers)
     if ranks.rank == 0:
@@ -116,7 +116,7 @@ def _await(store: Store, key: str) -> dict[str, Any]:
         if store.check([key]):
             told: dict[str, Any] = json.loads(store.get(key))
             if "failure" in told:
-                raise InvalidSpec(told["failure"])
+                raise SystemExit(told["failure"])
             if not (why := _why_not(told)):
                 return told
         if time.monotonic() > deadline:
@@ -148,7 +148,11 @@ def _cluster(ranks: Ranks, store: Store, environment: Mapping[str, str]) -> dict
 
 def _start(ranks: Ranks, environment: Mapping[str, str], answer: Path) -> tuple[int, dict[str, Any]]:
     """Starts a cluster. Returns the launcher's process and what ranks must know, which a stand-in writes into the file `answer`."""
-    words = [sys.executable, "-P", "-m", "lockstep", "up", "--engine", ranks.engine, *shlex.split(Given({}, environment)[UP_FLAGS])]
+    try:
+        flags = Given({}, environment)[UP_FLAGS]
+    except InvalidSpec as error:
+        return 0, {"failure": error.message}
+    words = [sys.executable, "-P", "-m", "lockstep", "up", "--engine", ranks.engine, *flags]
     # Of a session of its own: the engine ends the group of a rank.
     launcher = subprocess.Popen(
         [*words, "--", sys.executable, "-I", "-S", str(_STANDIN)],

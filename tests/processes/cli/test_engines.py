@@ -170,24 +170,44 @@ assert dict(os.environ) == given
 """
 
 
-def test_ranks_of_mpi_meet_in_a_directory_train_in_one_cluster_after_the_other_and_leave_no_token_there(tmp_path: Path) -> None:
+def run_ranks(numbers: tuple[int, ...], flags: str, directory: Path) -> tuple[list[str], list[int]]:
+    """Runs some of two ranks of mpirun; returns what they have said, and their exit codes."""
+
     def environment(rank: int) -> dict[str, str]:
         said = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "77"}
-        return {**os.environ, **said, "LOCKSTEP_UP": "--max-steps 20"}
+        return {**os.environ, **said, "LOCKSTEP_UP": flags}
 
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, "2"],
             env=environment(rank),
-            cwd=tmp_path,
+            cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in (1, 0)
+        for rank in numbers
     ]
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return said, [rank.returncode for rank in ranks]
+
+
+def test_ranks_of_mpi_meet_in_a_directory_train_in_one_cluster_after_the_other_and_leave_no_token_there(tmp_path: Path) -> None:
+    said, codes = run_ranks((1, 0), "--max-steps 20", tmp_path)
+    assert codes == [0, 0], said
     assert [said[1 - rank].count(f"rank {rank} is worker {rank} value -10.0") for rank in range(2)] == [2, 2], said
     assert said[1].count("[lockstep] training finished") == 2, "what the launcher says, rank 0's output has"
     assert not list((tmp_path / "lockstep-runs").glob("mpi-*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--ps x", "lockstep up: --ps: got 'x', want a whole number >= 1"),
+        ("--ps '2", 'LOCKSTEP_UP: got "--ps \'2", want words as in a shell: No closing quotation'),
+        ("--workers 3", "lockstep up: --workers: got 3, and mpi has started 2"),
+    ],
+)
+def test_wrong_flags_end_rank_0_and_so_its_mpirun_with_a_sentence_and_no_traceback(tmp_path: Path, flags: str, words: str) -> None:
+    (said,), codes = run_ranks((0,), flags, tmp_path)
+    assert codes == [1] and words in said and "Traceback" not in said, said
