@@ -109,6 +109,11 @@ def _workers(workers: Sequence[ParticipantStatus]) -> Iterator[Family]:
     yield counter("lockstep_worker_sent_bytes_total", words, *((where, traffic.sent_bytes) for where, traffic in moved))
     words = "Bytes of variables that the worker has received, as last reported; none through shared memory"
     yield counter("lockstep_worker_received_bytes_total", words, *((where, traffic.received_bytes) for where, traffic in moved))
+    inner = [(f"{{{name}}}", one.inner, one.utilisation) for name, one in named if one.inner is not None]
+    words = "Steps of the worker's own optimizer in its latest contribution that counts"
+    yield gauge("lockstep_worker_inner_steps", words, *((where, steps.num) for where, steps, _ in inner))
+    words = "Share of the time since the contribution before in which the worker made those"
+    yield gauge("lockstep_worker_utilisation", words, *((where, round(share, 4)) for where, _, share in inner))
     counts = [(f'{{{name},outcome="{outcome}"}}', count(one)) for name, one in named for outcome, count in _OUTCOMES]
     yield counter("lockstep_worker_contributions_total", "Contributions of the worker by what became of them", *counts)
 

@@ -26,6 +26,7 @@ MAX_INDEX = (1 << 31) - 1
 MAX_SHARDS = 10_000
 # Of contributions: so that what is divided by their sum stays a number.
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-12, 1e12
+_MAX_INNER_S = 1e9
 # In seconds: what a chief grants, and what a process can wait.
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 1e9
 
@@ -145,10 +146,28 @@ def check_weight(weight: float) -> None:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
+class InnerSteps:
+    """Steps of its own optimizer that a worker made for a contribution: how many, and how long they took."""
+
+    num: int
+    duration_s: float
+
+    def __post_init__(self) -> None:
+        if self.num < 1 or not 0 < self.duration_s < _MAX_INNER_S:
+            raise InvalidSpec(f"inner steps: got {self.num} in {self.duration_s:g} s, want 1 or more in more than 0 s")
+
+    @property
+    def pace_s(self) -> float:
+        """How long one takes, in the mean."""
+        return self.duration_s / self.num
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class PushCommit:
     """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it.
 
     `ranges`: ids of the leased ranges of the training data that it was made from. `weight`: how much it counts in the mean of its step.
+    `inner`: the worker's own steps that it was made by; None: not known.
     """
 
     push_id: PushId
@@ -158,6 +177,7 @@ class PushCommit:
     ranges: tuple[int, ...] = ()
     attached: Attachments = NO_ATTACHMENTS
     weight: float = 1.0
+    inner: InnerSteps | None = None
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +232,8 @@ class TokenReply:
 
     `settings_version` grows when the policy changes: then register the model again to hear of it. `global_step` is the open step.
     `reads_latest`: the worker shall read the newest variables there are, not exactly those of `step`. `shards_version` is as in
-    Registration: when it changes, register again.
+    Registration: when it changes, register again. `speed`: how fast the worker's own steps are beside those of the fastest worker, at most
+    1; 0: not known.
     """
 
     result: TokenResult
@@ -224,6 +245,7 @@ class TokenReply:
     settings_version: int = 0
     shards_version: int = 0
     end: End = End.NOT_YET
+    speed: float = 0.0
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -546,7 +568,8 @@ class ParticipantStatus:
 
     `transport` and `traffic`: how its gradients and variables travel, and how much has, as it has said; empty and None: it has not yet.
     `is_silent`: it is live and has missed a heartbeat, for which half a lease is time enough; it may compute all the same. `doing`: what is
-    known of it, in words.
+    known of it, in words. `inner`: its own steps in its latest contribution that counts, if it tells; `utilisation`: the share of the time
+    since the one before in which it made them.
     """
 
     kind: ParticipantKind
@@ -565,6 +588,8 @@ class ParticipantStatus:
     traffic: WorkerTraffic | None = None
     is_silent: bool = False
     doing: str = ""
+    inner: InnerSteps | None = None
+    utilisation: float = 0.0
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -352,7 +352,7 @@ class KeptWeights(_message.Message):
     def __init__(self, encoding: _Optional[_Union[_parameter_service_pb2.FloatEncoding, str]] = ..., has_tables: bool = ...) -> None: ...
 
 class PushCommit(_message.Message):
-    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "attached", "weight")
+    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "attached", "weight", "inner")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class PushCommit(_message.Message):
     RANGES_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    INNER_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     step: int
     staged: bool
@@ -367,7 +368,16 @@ class PushCommit(_message.Message):
     ranges: _containers.RepeatedScalarFieldContainer[int]
     attached: _tensor_pb2.Attachments
     weight: float
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., attached: _Optional[_Union[_tensor_pb2.Attachments, _Mapping]] = ..., weight: _Optional[float] = ...) -> None: ...
+    inner: InnerSteps
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., attached: _Optional[_Union[_tensor_pb2.Attachments, _Mapping]] = ..., weight: _Optional[float] = ..., inner: _Optional[_Union[InnerSteps, _Mapping]] = ...) -> None: ...
+
+class InnerSteps(_message.Message):
+    __slots__ = ("num", "duration")
+    NUM_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    num: int
+    duration: _duration_pb2.Duration
+    def __init__(self, num: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class CommitResult(_message.Message):
     __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "weight")
@@ -408,7 +418,7 @@ class DequeueTokenRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., local_step: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
 
 class TokenReply(_message.Message):
-    __slots__ = ("result", "step", "commit", "waiting_for", "global_step", "reads_latest", "settings_version", "shards_version", "end")
+    __slots__ = ("result", "step", "commit", "waiting_for", "global_step", "reads_latest", "settings_version", "shards_version", "end", "speed")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +428,7 @@ class TokenReply(_message.Message):
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     SHARDS_VERSION_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
     result: TokenResult
     step: int
     commit: CommitResult
@@ -427,7 +438,8 @@ class TokenReply(_message.Message):
     settings_version: int
     shards_version: int
     end: End
-    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ..., shards_version: _Optional[int] = ..., end: _Optional[_Union[End, str]] = ...) -> None: ...
+    speed: float
+    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ..., shards_version: _Optional[int] = ..., end: _Optional[_Union[End, str]] = ..., speed: _Optional[float] = ...) -> None: ...
 
 class ConverseRequest(_message.Message):
     __slots__ = ("call", "token", "commit")
@@ -474,7 +486,7 @@ class Condition(_message.Message):
     def __init__(self, name: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., line: _Optional[str] = ..., advice: _Optional[str] = ..., commands: _Optional[_Iterable[str]] = ..., is_standstill: bool = ...) -> None: ...
 
 class ParticipantStatus(_message.Message):
-    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport", "traffic", "is_silent", "doing")
+    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport", "traffic", "is_silent", "doing", "inner", "utilisation")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +503,8 @@ class ParticipantStatus(_message.Message):
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     IS_SILENT_FIELD_NUMBER: _ClassVar[int]
     DOING_FIELD_NUMBER: _ClassVar[int]
+    INNER_FIELD_NUMBER: _ClassVar[int]
+    UTILISATION_FIELD_NUMBER: _ClassVar[int]
     kind: ParticipantKind
     index: int
     incarnation: int
@@ -507,7 +521,9 @@ class ParticipantStatus(_message.Message):
     traffic: WorkerTraffic
     is_silent: bool
     doing: str
-    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ..., is_silent: bool = ..., doing: _Optional[str] = ...) -> None: ...
+    inner: InnerSteps
+    utilisation: float
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ..., is_silent: bool = ..., doing: _Optional[str] = ..., inner: _Optional[_Union[InnerSteps, _Mapping]] = ..., utilisation: _Optional[float] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices", "standby", "standby_missing", "report")

@@ -13,7 +13,7 @@ from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, In
 from ps_protocol.roles.accumulators import AccumulatorCreation, AccumulatorSpec, AccumulatorStatus, AccumulatorStatusRequest, CreateAccumulatorRequest, DeleteAccumulatorRequest, GradientHeader, GradientReply, Reduction, SetAccumulatorStepRequest, TakeRequest
 from ps_protocol.roles.board import BoardRequest, FoundHeader, Key, PostHeader
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
-from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, ClusterStatusRequest, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, FollowerReport, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
+from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, ClusterStatusRequest, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, FollowerReport, GetModelRequest, HeartbeatRequest, HyperparameterChange, InnerSteps, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
@@ -1286,6 +1286,18 @@ def read_Registration(message: Any) -> Registration:
     )
 
 
+def write_InnerSteps(value: InnerSteps, message: Any) -> None:
+    message.num = value.num
+    fields.write_duration(value.duration_s, message.duration)
+
+
+def read_InnerSteps(message: Any) -> InnerSteps:
+    return InnerSteps(
+        num=message.num,
+        duration_s=fields.decode_duration(message.duration, field="duration"),
+    )
+
+
 def write_PushCommit(value: PushCommit, message: Any) -> None:
     write_PushId(value.push_id, message.push_id)
     message.step = value.step
@@ -1297,6 +1309,8 @@ def write_PushCommit(value: PushCommit, message: Any) -> None:
         write_Attachments(one, message.attached)
     if (one := value.weight) != 1.0:
         message.weight = one
+    if (one := value.inner) is not None:
+        write_InnerSteps(one, message.inner)
 
 
 def read_PushCommit(message: Any) -> PushCommit:
@@ -1309,6 +1323,7 @@ def read_PushCommit(message: Any) -> PushCommit:
         ranges=tuple(message.ranges),
         attached=read_Attachments(message.attached) if message.HasField("attached") else _PushCommit_attached,
         weight=message.weight if message.HasField("weight") else 1.0,
+        inner=read_InnerSteps(message.inner) if message.HasField("inner") else None,
     )
 
 
@@ -1401,6 +1416,9 @@ def write_ParticipantStatus(value: ParticipantStatus, message: Any) -> None:
         write_WorkerTraffic(one, message.traffic)
     message.is_silent = value.is_silent
     message.doing = value.doing
+    if (one := value.inner) is not None:
+        write_InnerSteps(one, message.inner)
+    message.utilisation = value.utilisation
 
 
 def read_ParticipantStatus(message: Any) -> ParticipantStatus:
@@ -1421,6 +1439,8 @@ def read_ParticipantStatus(message: Any) -> ParticipantStatus:
         traffic=read_WorkerTraffic(message.traffic) if message.HasField("traffic") else None,
         is_silent=message.is_silent,
         doing=message.doing,
+        inner=read_InnerSteps(message.inner) if message.HasField("inner") else None,
+        utilisation=message.utilisation,
     )
 
 
@@ -2320,6 +2340,7 @@ def write_TokenReply(value: TokenReply, message: Any) -> None:
     message.settings_version = value.settings_version
     message.shards_version = value.shards_version
     message.end = _End_NUMBERS[value.end]
+    message.speed = value.speed
 
 
 def read_TokenReply(message: Any) -> TokenReply:
@@ -2333,6 +2354,7 @@ def read_TokenReply(message: Any) -> TokenReply:
         settings_version=message.settings_version,
         shards_version=message.shards_version,
         end=fields.chosen(_End_MEMBERS, message.end, "end"),
+        speed=message.speed,
     )
 
 
@@ -2719,6 +2741,7 @@ WRITE: dict[type, Any] = {
     WorkerTraffic: write_WorkerTraffic,
     LeaseRangesRequest: write_LeaseRangesRequest,
     Registration: write_Registration,
+    InnerSteps: write_InnerSteps,
     PushCommit: write_PushCommit,
     CommitResult: write_CommitResult,
     HyperparameterChange: write_HyperparameterChange,
@@ -2849,6 +2872,7 @@ READ: dict[type, Any] = {
     WorkerTraffic: read_WorkerTraffic,
     LeaseRangesRequest: read_LeaseRangesRequest,
     Registration: read_Registration,
+    InnerSteps: read_InnerSteps,
     PushCommit: read_PushCommit,
     CommitResult: read_CommitResult,
     HyperparameterChange: read_HyperparameterChange,
@@ -2979,6 +3003,7 @@ MESSAGE: dict[type, Any] = {
     WorkerTraffic: chief_service_pb2.WorkerTraffic,
     LeaseRangesRequest: chief_service_pb2.LeaseRangesRequest,
     Registration: chief_service_pb2.RegisterWorkerResponse,
+    InnerSteps: chief_service_pb2.InnerSteps,
     PushCommit: chief_service_pb2.PushCommit,
     CommitResult: chief_service_pb2.CommitResult,
     HyperparameterChange: chief_service_pb2.HyperparameterChange,

@@ -179,6 +179,7 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=chief.WorkerTraffic, message=chief_service_pb2.WorkerTraffic),
     Pair(value=chief.LeaseRangesRequest, message=chief_service_pb2.LeaseRangesRequest, check=special.check_lease),
     Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse, check=special.check_registration),
+    Pair(value=chief.InnerSteps, message=chief_service_pb2.InnerSteps),
     Pair(value=chief.PushCommit, message=chief_service_pb2.PushCommit, check=special.check_commit),
     Pair(value=chief.CommitResult, message=chief_service_pb2.CommitResult, reads={"weight": special.read_weight}),
     Pair(value=chief.HyperparameterChange, message=chief_service_pb2.HyperparameterChange),

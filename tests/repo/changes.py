@@ -389,7 +389,7 @@ class CountWorkersRequest:
             ),
             Edit(
                 path="worker_client/session/session.py",
-                before="FinishTrainingRequest, Registration",
+                before="FinishTrainingRequest, InnerSteps, Registration",
                 text="CountWorkersRequest, ",
             ),
             Edit(

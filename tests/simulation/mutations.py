@@ -28,7 +28,7 @@ from ps_protocol.checkpoint.tensor_file import TensorFileReader
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import DEFAULT_POLICY, FinishTrainingRequest, Participant, PushOutcome
+from ps_protocol.roles.chief import DEFAULT_POLICY, FinishTrainingRequest, Participant, ParticipantKind, PushOutcome
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId, StepAttachments
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.history import Counted
@@ -289,6 +289,14 @@ def _forgets_the_limit_of_staleness(patch: pytest.MonkeyPatch) -> None:
 
 def _forgets_weights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SyncPolicy, "weights", ())
+
+
+def _compares_with_the_slowest(patch: pytest.MonkeyPatch) -> None:
+    def speed_of(self: Membership, index: int) -> float:
+        own = self._members[ParticipantKind.WORKER][index].inner
+        return 0.0 if own is None else max(one.inner.pace_s for one in self.live_workers if one.inner is not None) / own.pace_s
+
+    patch.setattr(Membership, "speed_of", speed_of)
 
 
 def _counts_in_a_step_that_is_applied(patch: pytest.MonkeyPatch) -> None:
@@ -819,6 +827,7 @@ MUTATIONS: dict[str, Mutation] = {
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
     "sync: contributions count without their weights": Mutation("5", _forgets_weights, under(DEFAULT_POLICY)),
     "outer: what comes while a step is applied counts in it": Mutation("23", _counts_in_a_step_that_is_applied, under(_OUTER)),
+    "workers are told how fast they are beside the slowest": Mutation("P", _compares_with_the_slowest, under(DEFAULT_POLICY)),
     "unlocked: what comes again is applied again": Mutation("1", _applies_again_what_comes_again, _unlocked),
     "unlocked: a server calls applied what it drops": Mutation("5", _calls_applied_what_it_drops, _unlocked),
     "unlocked: a chief counts two contributions as one step": Mutation("3", _counts_two_as_one_step, _unlocked, first_seed=1199),

@@ -18,6 +18,17 @@ def weight_of(worker: int) -> float:
     return 3.0 if worker == 2 else 1.0
 
 
+def pace_s_of(worker: int) -> float:
+    """Returns how long a worker takes for a step of its own: worker 1 the shortest."""
+    return 0.5 if worker == 1 else 1.0 + worker
+
+
+def broken_by_speed(worker: int, speed: float) -> str:
+    """Returns how a worker that makes steps of its own is told wrongly how fast they are beside the others'; empty: it is not."""
+    possible = {pace_s_of(other) / pace_s_of(worker) for other in range(32)}
+    return "" if speed <= 1 and speed in possible else f"P: worker {worker} is {speed} times as fast as the fastest"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRules:
     """The rules of one policy; `num_required` is R, and `min_required` what a step needs at least when workers or data are short.

@@ -15,14 +15,14 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.optimizers import PHASE, RATE, StepHyperparameter
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.chief import CommitResult, ModelReply, Participant, PushCommit, Registration
+from ps_protocol.roles.chief import CommitResult, InnerSteps, ModelReply, Participant, PushCommit, Registration
 from ps_protocol.roles.contribution import Attachments, PushId
 from ps_protocol.roles.history import Answered, History, contributed
 from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ShardSpec, SparsePart
 from tests.simulation.arenas import FIRST_VALUE, arena_of, push_of
 from tests.simulation.epochs import era_of
-from tests.simulation.oracle import Oracle, gradient_of, index_of, lie_of, phase_of, rate_of
-from tests.simulation.rules import weight_of
+from tests.simulation.oracle import BrokenPromise, Oracle, gradient_of, index_of, lie_of, phase_of, rate_of
+from tests.simulation.rules import broken_by_speed, pace_s_of, weight_of
 from tests.simulation.tasks import Answer, Life, Sleep
 from tests.simulation.worker_calls import WorkerCalls
 from tests.simulation.world import World
@@ -135,6 +135,7 @@ class WorkerNode:
             is_step = self._index % 2 == 0
             attached = Attachments(hyperparameters=self._hyperparameters(worker))
             worker.user_state["made"] = [self._pid, worker.state.participant.incarnation, worker.state.num_pushes + 1]
+            worker.state.inner = InnerSteps(num=2, duration_s=2 * pace_s_of(self._index))
             outcome = await worker.contribute((), is_waited_for=is_step, attached=attached, weight=weight_of(self._index))
             self._heard(outcome)
             if not is_step:
@@ -156,6 +157,8 @@ class WorkerNode:
         self._world.seen[f"program told {outcome.outcome.name}"] += 1
         commit, worker = self._commit, self._worker
         assert worker is not None
+        if words := broken_by_speed(self._index, worker.state.speed):
+            raise BrokenPromise(words)
         if outcome.is_accepted and commit is not None:
             result = CommitResult(outcome=outcome.outcome, global_step=outcome.global_step, applied_step=outcome.applied_step)
             self._oracle.told_commit(era_of(worker.state.participant), commit.push_id, result)

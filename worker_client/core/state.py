@@ -11,6 +11,7 @@ from ps_protocol.roles.chief import (
     DEFAULT_POLICY,
     CommitResult,
     End,
+    InnerSteps,
     Participant,
     PushCommit,
     PushOutcome,
@@ -94,7 +95,8 @@ class WorkerState:
 
     `local_step`: the step of its variables and of its next contribution. `global_step`: the newest step that it has heard of. `has_newest`:
     the newest variables were read, and no call has been made since. `refused`: sequence numbers of contributions that may lie on shards and
-    will never be applied; the next push names them to the shards.
+    will never be applied; the next push names them to the shards. `inner`: the worker's own steps for its next contribution, if it tells.
+    `speed`: how fast they are beside the fastest worker's, as far as it is known; at most 1.
     """
 
     def __init__(
@@ -118,6 +120,8 @@ class WorkerState:
         self.num_pushes: int = 0 if former is None else former.num_pushes
         self.request_id: int = 1 if former is None else former.request_id + 1
         self._settings_version = 0
+        self.inner: InnerSteps | None = None if former is None else former.inner
+        self.speed: float = 1.0 if former is None else former.speed
 
     @property
     def policy(self) -> PolicySpec:
@@ -172,6 +176,7 @@ class WorkerState:
         """Returns the request to count a contribution, once all shards have answered it."""
         is_whole = PushResult.STALE not in results
         is_applied = is_whole and self.applies_on_arrival
+        inner, self.inner = self.inner, None
         return PushCommit(
             push_id=push_id,
             step=step,
@@ -180,6 +185,7 @@ class WorkerState:
             ranges=ranges,
             attached=attached,
             weight=weight,
+            inner=inner,
         )
 
     def counted(self, commit: PushCommit, result: CommitResult) -> None:
@@ -210,6 +216,7 @@ class WorkerState:
         self.is_finished, self.end = reply.result is TokenResult.FINISHED, reply.end
         self.global_step = max(self.global_step, reply.step, reply.global_step)
         self.commits.advance(max(reply.step, reply.global_step))
+        self.speed = reply.speed or self.speed
         return not self.is_finished and (reply.settings_version, reply.reads_latest) != (self._settings_version, self.reads_latest)
 
     def move_on(self, reply: TokenReply) -> None:

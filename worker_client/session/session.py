@@ -19,7 +19,7 @@ from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PhaseNumber
 from ps_protocol.model.variables import Array
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import FinishTrainingRequest, Registration
+from ps_protocol.roles.chief import FinishTrainingRequest, InnerSteps, Registration
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments
 from worker_client.cluster.chief import ChiefLink
 from worker_client.core.data import WorkerData
@@ -397,6 +397,19 @@ class Session(CommonCalls):
             return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached, weight=checked))
         except (PsError, KeyboardInterrupt) as error:
             raise at_boundary(error) from error.__cause__
+
+    def inner_steps(self, most: int, *, made: tuple[int, float] | None = None) -> int:
+        """Returns how many of `most` steps of the worker's own optimizer to make for its next contribution, so that all come together.
+
+        The fastest worker makes them all, the others in proportion to their speed, at least one; before two workers have told theirs, all
+        make `most`. `made`: how many were made for the next contribution, and in how many seconds, which goes with it. Raises InvalidSpec.
+        """
+        state = self._at_work().state
+        if type(most) is not int or most < 1:
+            raise InvalidSpec(f"inner_steps(): got {shown(most)}, want how many at most, 1 or more")
+        if made is not None:
+            state.inner = InnerSteps(num=made[0], duration_s=made[1])
+        return max(1, int(most * state.speed))
 
     def skip(self, *, timeout_s: float | None = None) -> Push:
         """Takes part in a step without a gradient for any variable, so that no worker waits for this one; otherwise like `step()`.

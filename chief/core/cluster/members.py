@@ -30,6 +30,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import (
     CommitResult,
     FollowerReport,
+    InnerSteps,
     Participant,
     ParticipantKind,
     ParticipantStatus,
@@ -139,6 +140,9 @@ class Member:
     # When it joined, or its latest contribution counted; and how many since then counted for nothing.
     counted_at: float = 0.0
     num_in_vain: int = 0
+    # Its own steps in its latest contribution that counts, and the share of the time since the one before that they took.
+    inner: InnerSteps | None = None
+    utilisation: float = 0.0
 
     @property
     def is_live(self) -> bool:
@@ -176,10 +180,13 @@ class Member:
         if _SHARED in transport and not self.has_lost_sharing:
             self.shared_ways = frozenset(transport.split(", "))
 
-    def count(self, outcome: PushOutcome, *, now: float) -> None:
+    def count(self, outcome: PushOutcome, *, now: float, inner: InnerSteps | None = None) -> None:
         """Counts one of its contributions."""
         self.num_in_vain += 1
         if outcome is PushOutcome.ACCEPTED:
+            if inner is not None:
+                self.utilisation = inner.duration_s / max(inner.duration_s, now - self.counted_at)
+            self.inner = inner
             self.counted_at, self.num_in_vain = now, 0
         self.num_accepted += outcome is PushOutcome.ACCEPTED
         self.num_stale += outcome is PushOutcome.STALE
@@ -252,6 +259,7 @@ def doing(member: Member, now: float, *, is_waiting: bool, is_training: bool) ->
 def status_of(member: Member, now: float, waiting: frozenset[int], *, is_training: bool) -> ParticipantStatus:
     """Returns it as it is reported; `waiting` are the workers that block on a token."""
     is_waiting = member.kind is ParticipantKind.WORKER and member.index in waiting
+    made = f", {member.inner.num} inner steps, {100 * member.utilisation:.0f} % used" if member.inner is not None and member.is_live else ""
     return ParticipantStatus(
         kind=member.kind,
         index=member.index,
@@ -268,7 +276,9 @@ def status_of(member: Member, now: float, waiting: frozenset[int], *, is_trainin
         transport=member.transport,
         traffic=member.traffic,
         is_silent=member.is_silent(now),
-        doing=doing(member, now, is_waiting=is_waiting, is_training=is_training),
+        doing=doing(member, now, is_waiting=is_waiting, is_training=is_training) + made,
+        inner=member.inner,
+        utilisation=member.utilisation,
     )
 
 
@@ -403,6 +413,16 @@ class Membership:
     def live_workers(self) -> Sequence[Member]:
         """The workers that live."""
         return [member for member in self.workers() if member.is_live]
+
+    def speed_of(self, index: int) -> float:
+        """Returns how fast a live worker's own steps are beside those of the fastest live one, at most 1; 0: it has not told.
+
+        If each makes that share of as many steps as the fastest, all have made theirs at the same time (DyLU, arXiv 2401.09135).
+        """
+        own = self._members[ParticipantKind.WORKER][index].inner
+        if own is None:
+            return 0.0
+        return min(member.inner.pace_s for member in self.live_workers if member.inner is not None) / own.pace_s
 
     def find(self, kind: ParticipantKind, index: int) -> Member | None:
         """Returns the latest incarnation, if there ever was one."""

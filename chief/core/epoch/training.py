@@ -396,7 +396,7 @@ class Training:
             return
         step = self._ask(member.index, local_step=request.local_step, request_id=request.request_id)
         if step is not None:
-            self._tell(call, self._token(step, commit), request.commit, commit, now)
+            self._tell(call, self._token(member.index, step, commit), request.commit, commit, now)
             return
         ask = _TokenAsk(commit=commit, local_step=request.local_step, request_id=request.request_id, push_id=push_id)
         wait_s = slice_s(request.max_wait_s)
@@ -428,14 +428,15 @@ class Training:
             blocked = self._tokens.take(due.worker)
             if blocked is not None:
                 ask = blocked.ask
-                self._answers.tell(blocked.call, self._token(due.step, ask.commit), push_id=ask.push_id, commit=ask.commit, now=now)
+                token = self._token(due.worker, due.step, ask.commit)
+                self._answers.tell(blocked.call, token, push_id=ask.push_id, commit=ask.commit, now=now)
 
     def _ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
         """Asks the policy for a token on behalf of a worker; None: it must wait."""
         return self._policy.ask(worker, local_step=local_step - (worker in self._turned_away), request_id=request_id)
 
-    def _token(self, step: int, commit: CommitResult | None) -> TokenReply:
-        return self._reply(TokenResult.TOKEN, step, commit)
+    def _token(self, worker: int, step: int, commit: CommitResult | None) -> TokenReply:
+        return self._reply(TokenResult.TOKEN, step, commit, speed=self._members.speed_of(worker))
 
     def _wait(self, commit: CommitResult | None, waiting_for: str) -> TokenReply:
         return self._reply(TokenResult.WAIT, self.step, commit, waiting_for)
@@ -444,7 +445,13 @@ class Training:
         return self._reply(TokenResult.FINISHED, self.step, commit, end=self._ending.end)
 
     def _reply(
-        self, result: TokenResult, step: int, commit: CommitResult | None, waiting_for: str = "", end: End = End.NOT_YET
+        self,
+        result: TokenResult,
+        step: int,
+        commit: CommitResult | None,
+        waiting_for: str = "",
+        end: End = End.NOT_YET,
+        speed: float = 0.0,
     ) -> TokenReply:
         return TokenReply(
             result=result,
@@ -456,6 +463,7 @@ class Training:
             settings_version=self._settings.version,
             shards_version=self._servers.version_under(self._members.chief_incarnation),
             end=end,
+            speed=speed,
         )
 
     def _commit(self, member: Member, commit: PushCommit, now: float) -> CommitResult:
@@ -478,7 +486,7 @@ class Training:
         verdict = self._judge(commit) if has_ranges or commit.is_applied else Verdict(outcome=PushOutcome.LATE)
         result = _result_of(verdict, global_step=open_step)
         member.outcomes.record(push_id, step=commit.step, result=result)
-        member.count(verdict.outcome, now=now)
+        member.count(verdict.outcome, inner=commit.inner, now=now)
         self._ledger.count(verdict.outcome, worker=member.index, step=commit.step, staleness=verdict.staleness, now=now)
         if verdict.outcome is not PushOutcome.ACCEPTED and policy.spec.accepts_stale:
             self._discards.add(push_id)

@@ -182,7 +182,7 @@ def _worker(one: ParticipantStatus, look: Look) -> tuple[str, ...]:
     num_steps, is_worker = len(look.status.ledger), one.kind is ParticipantKind.WORKER
     return (
         _name(one),
-        printable(one.doing[:40]),
+        printable(one.doing[:60]),
         _rate(look.contributions_per_s.get(one.index)) if is_worker else "",
         f"{100 * look.num_last.get(one.index, 0) / num_steps:.0f} %" if is_worker and num_steps else "–",
         f"{one.num_accepted:,}",

@@ -44,6 +44,22 @@ def test_each_contribution_is_a_step_by_itself_and_says_which(start: Start, poli
     assert_all(session, -4)
 
 
+def test_workers_learn_how_many_inner_steps_to_make_so_that_all_come_together(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, num_workers=2))
+    sessions = [joined(cluster, worker_client.async_policy()), joined(cluster)]
+    assert [session.inner_steps(100) for session in sessions] == [100, 100], "nothing is known"
+    for pace_s in (1.0, 4.0), (1.0, 4.0):  # a worker hears of the others with its next token
+        for session, seconds in zip(sessions, pace_s, strict=True):
+            session.inner_steps(100, made=(100, 100 * seconds))
+            session.step(ONES, timeout_s=20)
+    assert [session.inner_steps(100) for session in sessions] == [100, 25]
+    assert [session.inner_steps(2) for session in sessions] == [2, 1], "at least one"
+    with pytest.raises(InvalidSpec, match="inner steps: got 0 in 1 s"):
+        sessions[0].inner_steps(100, made=(0, 1.0))
+    with pytest.raises(InvalidSpec, match=r"inner_steps\(\): got 0, want how many at most"):
+        sessions[0].inner_steps(0)
+
+
 def test_refused_contributions_do_not_fill_the_shards(start: Start) -> None:
     cluster = start(Shape(num_ps=2, num_workers=1))
     session = joined(cluster, worker_client.async_policy(max_staleness=1))

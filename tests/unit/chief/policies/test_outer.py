@@ -5,7 +5,7 @@ import pytest
 from ps_protocol.errors import InvalidSpec, Unavailable
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
-from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, LeaseReply, PushOutcome
+from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, InnerSteps, LeaseReply, PushOutcome
 from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
 
@@ -168,6 +168,42 @@ def test_the_mean_of_a_step_is_weighted(name: PolicyName) -> None:
     second.commit(weight=30.0)
     first.commit(weight=10.0)
     assert driver.applied[0].weights == driver.coordinator.status(driver.now, max_ledger_entries=1).ledger[0].weights == (10.0, 30.0)
+
+
+def test_workers_are_told_by_their_own_steps_how_fast_they_are_beside_the_fastest_live_one() -> None:
+    driver = Driver(policy=PolicySpec(name=PolicyName.OUTER), replicas_to_aggregate=3, min_replicas=1)
+    workers = driver.train(0, 1, 2)
+
+    def speeds(*paces_s: float | None) -> list[float]:
+        inner = [None if pace_s is None else InnerSteps(num=10, duration_s=10 * pace_s) for pace_s in paces_s]
+        calls = [one.ask(commit=one.next_commit(inner=made)) for one, made in zip(workers, inner, strict=True)]
+        replies = [one.answer(call) for one, call in zip(workers, calls, strict=True)]
+        assert all(one.has_token(call) for one, call in zip(workers, calls, strict=True))
+        return [reply.speed for reply in replies]
+
+    assert speeds(None, None, None) == [0, 0, 0], "nobody has told"
+    assert speeds(0.5, None, 2.0) == [1, 0, 0.25]
+    assert speeds(4.0, 1.0, 2.0) == [0.25, 1, 0.5], "what counts is the latest"
+    workers.pop(1).leave()
+    assert speeds(4.0, 2.0) == [0.5, 1], "who is gone does not count"
+
+
+def test_the_status_says_which_share_of_its_time_a_worker_has_made_steps_of_its_own() -> None:
+    driver = Driver(policy=PolicySpec(name=PolicyName.OUTER), replicas_to_aggregate=1, lease_s=1000.0)
+    (worker,) = driver.train(0)
+    worker.commit(inner=InnerSteps(num=10, duration_s=50.0))
+    driver.pass_time(80.0)
+    worker.commit(driver.step, inner=InnerSteps(num=9, duration_s=60.0))
+    (status,) = driver.coordinator.status(driver.now).participants
+    assert status.inner == InnerSteps(num=9, duration_s=60.0)
+    assert status.utilisation == pytest.approx(0.75, abs=0.001)
+    assert status.doing == "at work, 9 inner steps, 75 % used"
+
+
+@pytest.mark.parametrize(("num", "duration_s"), [(0, 1.0), (1, 0.0), (1, float("nan"))])
+def test_impossible_inner_steps_are_refused(num: int, duration_s: float) -> None:
+    with pytest.raises(InvalidSpec, match="inner steps: got"):
+        InnerSteps(num=num, duration_s=duration_s)
 
 
 def test_equal_weights_need_no_factors() -> None:

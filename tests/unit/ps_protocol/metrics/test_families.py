@@ -14,6 +14,7 @@ from ps_protocol.roles.chief import (
     ClusterStatus,
     DataStatus,
     FollowerReport,
+    InnerSteps,
     ParticipantKind,
     StepTotals,
     WorkerTraffic,
@@ -46,7 +47,7 @@ def session_exported() -> dict[str, Read]:
 
 
 FULL = cluster_status(
-    worker_status(0, traffic=WorkerTraffic(sent_bytes=7)),
+    worker_status(0, traffic=WorkerTraffic(sent_bytes=7), inner=InnerSteps(num=9, duration_s=4.0)),
     shards=(server_status(0, report=ShardReport(), standby="unix:/standby"),),
     checkpoint=CheckpointStatus(durability="interval", tag="step-40", step=40),
     data=DataStatus(name="digits", epoch=0, num_done=0, num_leased=0, num_ranges=1),
