@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import lockstep
 from ps_protocol.errors import ModelMismatch
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.roles.chief import PushOutcome
@@ -13,6 +14,17 @@ OVERWRITTEN = (
     "the program has written into the {}: the servers do not take these values, and the next step replaces them. Set values before the"
     " optimizer is made, or after the last step; a cluster continues from its own checkpoints (--checkpoint-dir)"
 )
+
+
+def check_session(given: object) -> None:
+    """Raises TypeError for anything that `session_of` does not take."""
+    if not (given is None or isinstance(given, (Session, Mapping))):
+        raise TypeError(f"session: got a {type(given).__name__}, want what lockstep.connect() returns, its arguments as a dict, or None")
+
+
+def session_of(given: Session | Mapping[str, Any] | None) -> Session:
+    """Returns the session that an adapter is given, or connects with these arguments."""
+    return given if isinstance(given, Session) else lockstep.connect(**(given or {}))
 
 
 def trains_no_more(session: Session, phase: int) -> RuntimeError | None:

@@ -77,6 +77,7 @@ from worker_client.session.session import Session
 _LAZY = {
     "ConditionalAccumulator": "worker_client.accumulators",
     "SparseConditionalAccumulator": "worker_client.accumulators",
+    "DiLoCo": "worker_client.outer",
     "follow": "worker_client.following.follow",
     "Follower": "worker_client.following.follower",
     "Part": "worker_client.following.follower",
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from worker_client.following.follow import follow
     from worker_client.following.follower import Follower, Part
     from worker_client.following.publisher import Publisher, publish
+    from worker_client.outer import DiLoCo
 
 __all__ = [
     "AverageSpec",
@@ -103,6 +105,7 @@ __all__ = [
     "ClusterStatus",
     "ConditionalAccumulator",
     "Constraint",
+    "DiLoCo",
     "EmbeddingTable",
     "Follower",
     "IndexedSlices",

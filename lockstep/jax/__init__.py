@@ -7,8 +7,8 @@ while not session.is_finished:
     loss, gradients = loss_and_gradients(params, batch)     # your jitted function
     params = lj.step(session, gradients, metrics={"loss": loss})
 
-`training` has the functions for programs, `trees` turns pytrees into named arrays and back, `recognition` turns an optax transformation
-into a formula for the servers, and `proof` compares the two before training.
+`training` has the functions for programs, `diloco` has workers step by themselves in between, `trees` turns pytrees into named arrays and
+back, `recognition` turns an optax transformation into a formula for the servers, and `proof` compares the two before training.
 """
 
 try:
@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise ImportError("lockstep.jax needs JAX: pip install 'lockstep-ps[jax]'") from error
 
+from lockstep.jax.diloco import DiLoCo
 from lockstep.jax.training import create_or_join, local_updates, outcome, read, step
 
-__all__ = ["create_or_join", "local_updates", "outcome", "read", "step"]
+__all__ = ["DiLoCo", "create_or_join", "local_updates", "outcome", "read", "step"]

@@ -138,7 +138,7 @@ def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, ti
     `metrics`: name to a number or a JAX scalar. `outcome(session)` returns its outcome. Waits until JAX has computed the gradients.
     Call it outside of jit. Raises the errors of `Session.step`.
     """
-    model = _model(session, "step()")
+    model = model_of(session, "step()")
     refuse_trace("step()", gradients)
     contributed = gradients if model.local is None else model.local.negated_update(gradients, model.params)
     named = model.tree.named(contributed, what="gradients")
@@ -167,15 +167,16 @@ def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, ti
 
 def read(session: Session, *, timeout_s: float | None = None) -> Any:
     """Returns the newest parameters that this worker may compute with, as a tree of JAX arrays; after the end the final ones."""
-    return _model(session, "read()").read(session, timeout_s=timeout_s)
+    return model_of(session, "read()").read(session, timeout_s=timeout_s)
 
 
 def outcome(session: Session) -> Push | None:
     """Returns the outcome of the last contribution of `step()`; None before the first, or if it ended in an error."""
-    return _model(session, "outcome()").push
+    return model_of(session, "outcome()").push
 
 
-def _model(session: Session, call: str) -> _Model:
+def model_of(session: Session, call: str) -> _Model:
+    """Returns a session's model. Raises NotInitialized, InvalidSpec."""
     _check_session(session, call)
     model = _models.get(session)
     if model is None:

@@ -31,6 +31,12 @@ class Tree:
         leaves = [jax.device_put(values[name], place) for name, place in zip(self.names, self.places, strict=True)]
         return jax.tree_util.tree_unflatten(self.structure, leaves)
 
+    def changed(self, tree: Any, values: Mapping[str, Array]) -> Any:
+        """Returns such a tree with other values for some leaves, whose memory JAX takes over."""
+        named = zip(self.names, self.places, jax.tree_util.tree_leaves(tree), strict=True)
+        leaves = [jax.device_put(values[name], place) if name in values else leaf for name, place, leaf in named]
+        return jax.tree_util.tree_unflatten(self.structure, leaves)
+
     def named(self, tree: Any, *, what: str) -> dict[str, Any]:
         """Returns the leaves of such a tree by name; a leaf or a branch may be None. Raises InvalidSpec for another structure."""
         leaves, structure = jax.tree_util.tree_flatten(tree)

@@ -1,7 +1,7 @@
 """Converts a module's parameters, buffers and tables to a session's variables, and back. Knows a module and its groups; no step."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,16 +23,10 @@ class Model:
     Parameters that the optimizer does not have are left out; tied ones count once. Raises TypeError and ValueError with what is wrong.
     """
 
-    def __init__(
-        self,
-        module: "nn.Module | None",
-        pairs: "list[tuple[str, torch.Tensor]]",
-        optimizer: "torch.optim.Optimizer | OptimizerSpec",
-        groups: list[dict[str, Any]],
-        *,
-        master: Any,
-    ) -> None:
-        self._module = module
+    def __init__(self, model: Any, optimizer: "torch.optim.Optimizer | OptimizerSpec", *, master: Any) -> None:
+        self._module = module = model if isinstance(model, nn.Module) else None
+        pairs = list(module.named_parameters()) if module is not None else _pairs(model)
+        self.groups = groups = _groups_of(optimizer, pairs)
         named = {plain_name(name): one for name, one in pairs}
         names = {id(parameter): name for name, parameter in reversed(named.items())}
         self.group_of: dict[str, int] = {}
@@ -148,6 +142,25 @@ class Model:
             self._taken[part.place] = values[name].reshape(-1)
         self._version = self._trained[0]._version if self._trained else 0
 
+    def held(self, name: str) -> Array:
+        """Returns a copy of a parameter or a buffer as it is now, as servers have it."""
+        if (parameter := self.parameters.get(name)) is not None:
+            return array_of(parameter)
+        owner, key = self._owners[name]
+        return array_of(owner[key].to(torch.float64) if self._parts[name].is_count else owner[key])
+
+    def put(self, values: Mapping[str, Array]) -> None:
+        """Copies values into some of the parameters and buffers."""
+        with torch.no_grad():
+            for name, value in values.items():
+                owner, key = self._owners.get(name, (self.parameters, name))
+                owner[key].copy_(tensor_of(value))
+
+    @property
+    def counts(self) -> list[str]:
+        """The buffers of whole numbers."""
+        return [name for name, part in self._parts.items() if part.is_count]
+
     def is_overwritten(self, values: Callable[[], Mapping[str, Array]]) -> bool:
         """Whether the program has changed the first parameter since the variables were copied to it."""
         if not self._trained or self._trained[0]._version == self._version:
@@ -230,3 +243,24 @@ def check_parameter(name: str, parameter: "torch.Tensor") -> None:
         raise ValueError(f"parameter {name!r} has no values (device meta); give it some, for example by model.to_empty(device='cpu')")
     if parameter.layout is not torch.strided:
         raise ValueError(f"parameter {name!r} is sparse; use lockstep.torch.Embedding, whose rows are on the servers")
+
+
+def _pairs(model: Any) -> "list[tuple[str, torch.Tensor]]":
+    """Returns the pairs of a model that is given as pairs. Raises TypeError for anything else."""
+    wanted = "want a torch.nn.Module, or (name, parameter) pairs such as model.named_parameters()"
+    if not isinstance(model, Iterable) or isinstance(model, (Mapping, torch.Tensor)):
+        raise TypeError(f"model: got a {type(model).__name__}, {wanted}")
+    given = list(model)
+    for one in given:
+        if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], torch.Tensor)):
+            raise TypeError(f"model: got a {type(one).__name__} among the pairs, {wanted}")
+    return given
+
+
+def _groups_of(optimizer: "torch.optim.Optimizer | OptimizerSpec", named: "list[tuple[str, torch.Tensor]]") -> list[dict[str, Any]]:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        return groups
+    rate = optimizer.learning_rate
+    numbers = optimizer.hyperparameters if optimizer.is_custom else optimizer.numbers
+    return [{"params": [one for _, one in named if one.requires_grad], "lr": rate.arguments.get("value", 0.0), **numbers}]

@@ -5,14 +5,13 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
 
-import lockstep
-from lockstep.contributing import OVERWRITTEN, AddedGradients, join, left_out, trains_no_more, until_counted
+from lockstep.contributing import OVERWRITTEN, AddedGradients, check_session, join, left_out, session_of, trains_no_more, until_counted
 from lockstep.torch import data
 from lockstep.torch.model import TABLES, Model
 from lockstep.torch.recognition import Recognized
@@ -53,16 +52,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
             raise TypeError(f"optimizer: got a {type(optimizer).__name__}, want torch.optim.SGD(model.parameters(), …) or another")
         if buffers not in ("mean", "local"):
             raise ValueError(f"buffers = {buffers!r}, want 'mean' or 'local'")
-        if not (session is None or isinstance(session, (Session, Mapping))):
-            raise TypeError(
-                f"session: got a {type(session).__name__}, want what lockstep.connect() returns, its arguments as a dict, or None"
-            )
+        check_session(session)
         if not (master_dtype is None or master_dtype in FLOATS):
             raise TypeError(f"master_dtype = {master_dtype!r}, want torch.float32, another type of floats of torch, or None")
-        module = model if isinstance(model, torch.nn.Module) else None
-        named = list(module.named_parameters()) if module is not None else _pairs(model)
-        groups = _groups_of(optimizer, named)
-        self._model = Model(module, named, optimizer, groups, master=master_dtype)
+        self._model = Model(model, optimizer, master=master_dtype)
+        groups = self._model.groups
         if buffers == "local":
             self._model.drop_buffers()
         self._torch = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
@@ -76,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self._followers: dict[int, _Follower] = {}
         self.last_push: Push | None = None
         self.num_steps = 0
-        self._session = session if isinstance(session, Session) else lockstep.connect(**(session or {}))
+        self._session = session_of(session)
         declared, name = self._model.declarations(), type(optimizer).__name__ if self._torch is not None else "'custom'"
         join(self._session, declared, optimizer=self._model.specs[0], options=options, call="Optimizer(session, …", named=name)
         self._phase = self._session.phase
@@ -359,24 +353,3 @@ class _Numbers:
 
 def _reader(session: Session, name: str) -> Callable[[Any], Any]:
     return lambda indices: session.read_rows(name, indices)
-
-
-def _pairs(model: Any) -> "list[tuple[str, torch.Tensor]]":
-    """Returns the pairs of a model that is given as pairs. Raises TypeError for anything else."""
-    wanted = "want a torch.nn.Module, or (name, parameter) pairs such as model.named_parameters()"
-    if not isinstance(model, Iterable) or isinstance(model, (Mapping, torch.Tensor)):
-        raise TypeError(f"model: got a {type(model).__name__}, {wanted}")
-    given = list(model)
-    for one in given:
-        if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], torch.Tensor)):
-            raise TypeError(f"model: got a {type(one).__name__} among the pairs, {wanted}")
-    return given
-
-
-def _groups_of(optimizer: "torch.optim.Optimizer | OptimizerSpec", named: "list[tuple[str, torch.Tensor]]") -> list[dict[str, Any]]:
-    if isinstance(optimizer, torch.optim.Optimizer):
-        groups: list[dict[str, Any]] = optimizer.param_groups
-        return groups
-    rate = optimizer.learning_rate
-    numbers = optimizer.hyperparameters if optimizer.is_custom else optimizer.numbers
-    return [{"params": [one for _, one in named if one.requires_grad], "lr": rate.arguments.get("value", 0.0), **numbers}]

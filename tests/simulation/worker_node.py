@@ -3,7 +3,7 @@
 Knows the calls of chief and shards; decides nothing that a session decides. It never stops by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -289,10 +289,10 @@ class WorkerNode:
                 for error in await self._calls.once_at(index, "push", (replace(header, push_id=push_id, refused=()), content)):
                     self._world.seen[f"hoarder told {type(error).__name__}"] += 1
 
-    def expect(self, step: int) -> None:
+    def expect(self, step: int, names: Collection[str] | None = None) -> None:
         """Tells nobody."""
 
-    async def fetch(self, step: int, *, may_view: bool) -> None:
+    async def fetch(self, step: int, *, may_view: bool, names: Collection[str] | None = None) -> None:
         """Reads the variables of a step."""
         if self._held_step == step:
             return
@@ -322,7 +322,7 @@ class WorkerNode:
         steps: list[int] = [step for step, _ in read]
         return min(steps)
 
-    async def give(self, *, is_copied: bool) -> dict[str, Array]:
+    async def give(self, *, is_copied: bool, names: Collection[str] | None = None) -> dict[str, Array]:
         """Gives nothing: it has been checked."""
         return {}
 

@@ -4,7 +4,7 @@ The core is coroutines, and whatever takes time is awaited. In a session each ca
 has the result at once; in a simulated cluster the same coroutines wait in simulated time.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -85,17 +85,17 @@ class ModelSide(Protocol):
     async def push(self, staged: Any, push_id: PushId, step: int, *, refused: tuple[int, ...]) -> list[PushResult]:
         """Sends all shards their parts of a contribution; returns the result of each. Raises TooManyPushes."""
 
-    def expect(self, step: int) -> None:
-        """Announces that the variables of this step will be read."""
+    def expect(self, step: int, names: Collection[str] | None = None) -> None:
+        """Announces that the variables of this step will be read, or those named."""
 
-    async def fetch(self, step: int, *, may_view: bool) -> None:
-        """Holds the variables of a step; nothing to do if they are held. Raises StepGone, StepNotReady."""
+    async def fetch(self, step: int, *, may_view: bool, names: Collection[str] | None = None) -> None:
+        """Holds the variables of a step, or those named; nothing to do if they are held. Raises StepGone, StepNotReady."""
 
     async def fetch_newest(self, *, is_aligned: bool) -> int | None:
         """Holds the newest variables; returns their step."""
 
-    async def give(self, *, is_copied: bool) -> dict[str, Array]:
-        """Returns the held variables for the user; `is_copied`: as copies. Raises StepGone; then nothing is held."""
+    async def give(self, *, is_copied: bool, names: Collection[str] | None = None) -> dict[str, Array]:
+        """Returns the held variables for the user, or those named; `is_copied`: as copies. Raises StepGone; then nothing is held."""
 
     @property
     def held_step(self) -> int | None:

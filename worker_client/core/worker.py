@@ -4,8 +4,9 @@ A place belongs to one participant. When the epoch rises (the cluster has rolled
 lease, the worker takes its place again and continues at the step that is open then. Its earlier pushes are rolled back.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ps_protocol.errors import (
@@ -267,9 +268,9 @@ class Worker(Generic[Model]):
 
         return await self._repeat_if_moved(begin, timeout_s)
 
-    async def read(self, *, is_copied: bool, timeout_s: float | None = None) -> dict[str, Array]:
-        """Returns the dense variables of the worker's step, or the newest; `is_copied`: as copies, else as views."""
-        return await self._repeat_if_moved(lambda: self._read(is_copied=is_copied), timeout_s)
+    async def read(self, *, is_copied: bool, names: Collection[str] | None = None, timeout_s: float | None = None) -> dict[str, Array]:
+        """Returns the dense variables of the worker's step, or the newest; `is_copied`: as copies, else as views; `names` None: all."""
+        return await self._repeat_if_moved(lambda: self._read(is_copied=is_copied, names=names), timeout_s)
 
     async def read_rows(self, name: str, indices: object, *, timeout_s: float | None = None) -> Array:
         """Returns rows of a table, of the worker's step, or the newest."""
@@ -290,19 +291,19 @@ class Worker(Generic[Model]):
     async def _checked(self) -> None:
         self._check_place()
 
-    async def _read(self, *, is_copied: bool) -> dict[str, Array]:
+    async def _read(self, *, is_copied: bool, names: Collection[str] | None) -> dict[str, Array]:
         if self.place.is_finished and not self.state.is_finished:
             await self._learn_end()
-        await self._fetch()
+        await self._fetch(names)
         self.state.has_newest = False  # the next read fetches anew
         wait: Deadline | None = None
         while True:
             try:
-                given = await self._model.give(is_copied=is_copied)
+                given = await self._model.give(is_copied=is_copied, names=names)
             except StepGone as error:
                 wait = wait or self.chief.begin_wait(f"{self.who} reads the variables", self._timeout_s)
                 await self._move_on(wait, error)
-                await self._fetch()
+                await self._fetch(names)
             else:
                 return given
 
@@ -325,18 +326,18 @@ class Worker(Generic[Model]):
             state.local_step = found.step
         return found.values
 
-    async def _fetch_unless_finished(self) -> None:
+    async def _fetch_unless_finished(self, names: Collection[str] | None) -> None:
         """Fetches the variables of the worker's step, as `contribute` does; nothing once training is finished."""
         if not self.state.is_finished:
-            await self._fetch()
+            await self._fetch(names)
 
-    async def _fetch(self) -> None:
+    async def _fetch(self, names: Collection[str] | None) -> None:
         state = self.state
         wait: Deadline | None = None
         while not state.reads_latest:
             try:
                 # After the end, the variables do not change any more, but the servers end.
-                await self._model.fetch(state.local_step, may_view=not state.is_finished)
+                await self._model.fetch(state.local_step, may_view=not state.is_finished, names=names)
                 return
             except StepGone as error:
                 wait = wait or self.chief.begin_wait(f"{self.who} reads the variables", self._timeout_s)
@@ -366,8 +367,9 @@ class Worker(Generic[Model]):
         skipped: tuple[DataRange, ...] = (),
         attached: Attachments = NO_ATTACHMENTS,
         weight: float = 1.0,
+        names: Collection[str] | None = None,
     ) -> Outcome:
-        """Pushes one contribution and has it counted; if `is_waited_for`, waits for a token and reads the variables.
+        """Pushes one contribution and has it counted; if `is_waited_for`, waits for a token and reads the variables, or those named.
 
         `content` None: a contribution without a gradient for any variable, which counts in no mean; with it, the ranges `skipped` count as
         done. `attached`: the program's attachments, to which its user state is added. `weight`: how much it counts in its step's mean.
@@ -389,12 +391,12 @@ class Worker(Generic[Model]):
                 self._ranges = ()
             if is_waited_for:
                 if not state.reads_latest:
-                    self._model.expect(step + 1)
+                    self._model.expect(step + 1, names)
                 result = await self._take_token(commit, timeout_s)
                 if result is None:
                     raise InternalError("the chief granted a token without the outcome of the contribution sent with the request")
                 if not state.is_finished:
-                    await self._fetch()
+                    await self._fetch(names)
             else:
                 result = await self._count(commit)
             return push_of(result, step=step, is_finished=state.is_finished)
@@ -406,7 +408,7 @@ class Worker(Generic[Model]):
             outcome = await self._outcome_at_move(commit, step=step, giver=present.participant, accepted=accepted)
         while is_waited_for:
             before = self.state.participant
-            await self._repeat_if_moved(self._fetch_unless_finished, timeout_s)
+            await self._repeat_if_moved(partial(self._fetch_unless_finished, names), timeout_s)
             if self.state.participant.shares_era(before):
                 return replace(outcome, is_finished=self.state.is_finished)
             # The cluster has rolled back once more, perhaps to a step before the accepted contribution.

@@ -298,6 +298,11 @@ class ModelReader:
 _MAX_KEPT = 8
 
 
+def holders(layouts: Sequence[Layout], names: Collection[str] | None) -> list[int]:
+    """Returns the shards that hold a slice of one of these variables, by index; of all variables, all shards."""
+    return [index for index, layout in enumerate(layouts) if names is None or any(piece.variable.name in names for piece in layout.slices)]
+
+
 class VariableMemory:
     """The variables read last. Memories on shards' arenas are made once for each combination of them. For one thread."""
 
@@ -334,6 +339,19 @@ class VariableMemory:
         if not arenas:
             self._own_steps = [step] * len(self._own_steps)
 
+    def fetch_named(self, step: int, names: Collection[str]) -> None:
+        """Holds copies of these variables of `step`, and of what else their shards have. Raises StepGone, StepNotReady."""
+        wanted = holders(self._own.layouts, names)
+        missing = [index for index in wanted if self._own_steps[index] != step]
+        self._memory, self.step = self._own, None
+        for index in missing:
+            self._own_steps[index] = None
+        self._shards.read(self._own, step=step, among=missing)
+        for index in missing:
+            self._own_steps[index] = step
+        if len(wanted) == len(self._own_steps):
+            self.step = step
+
     def fetch_latest(self, *, is_aligned: bool) -> int | None:
         """Holds a copy of the newest variables, and returns the least of their steps; None if no shard has any.
 
@@ -347,14 +365,20 @@ class VariableMemory:
         self._own_steps = [found.get(index) for index in range(len(self._own_steps))]
         return min(found.values(), default=None)
 
-    def copied(self) -> dict[str, Array]:
-        """Returns writable copies of the held variables. Raises StepGone if servers have overwritten them, StepNotReady."""
-        if not self.is_lent or self.step is None:
-            return {name: view.copy() for name, view in self.views.items()}
-        # From the servers' memory by their own way, which sees whether they write there meanwhile.
-        memory = ModelMemory(self._model, layouts=self._own.layouts, is_writable=True)
-        self._shards.read(memory, step=self.step)
-        return memory.views
+    def copied(self, names: Collection[str] | None = None) -> dict[str, Array]:
+        """Returns writable copies of the held variables, or of those named.
+
+        Raises StepGone if servers have overwritten them, StepNotReady.
+        """
+        views = self.views
+        if self.is_lent and self.step is not None:
+            # From the servers' memory by their own way, which sees whether they write there meanwhile.
+            memory = ModelMemory(self._model, layouts=self._own.layouts, is_writable=True)
+            self._shards.read(memory, step=self.step)
+            if names is None:
+                return memory.views
+            views = memory.views
+        return {name: views[name].copy() for name in (views if names is None else names)}
 
     def _on(self, arenas: Sequence[Array | None]) -> ModelMemory:
         # The memory holds its arenas, so their ids stay theirs.

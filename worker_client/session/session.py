@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,7 +27,7 @@ from worker_client.core.outcomes import Push
 from worker_client.core.sides import run
 from worker_client.core.worker import Worker
 from worker_client.model.declarations import Placement, declare, placement_of
-from worker_client.model.gradients import Gradients, Metrics, Updates, checked_weight, no_gradients
+from worker_client.model.gradients import Gradients, Metrics, Updates, checked_weight, no_gradients, unknown_variable
 from worker_client.model.optimizers import Hyperparameters, step_hyperparameters
 from worker_client.model.user_state import UserState
 from worker_client.session import changes
@@ -282,8 +282,10 @@ class Session(CommonCalls):
             changes.adopt(self._member.link, declared.model, who=self._who, timeout_s=wait.left_s())
         return has_created
 
-    def read(self, *, timeout_s: float | None = None) -> dict[str, Array]:
+    def read(self, names: Collection[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the dense variables by name, whole and of one step over all shards: those of `local_step`, or the newest.
+
+        `names`: of some variables, for which only the shards that hold them are read. Raises VariableNotFound, InvalidSpec.
 
         Reads the newest under the policies ssp and async, and with fifo tokens. Under async, shards may be one step apart, and without
         locking any number of steps. The arrays are copies: writable, and never changed by the session. `views()` spares the copy.
@@ -291,7 +293,8 @@ class Session(CommonCalls):
         Sends nothing if the session holds them already, for example after `step()`. If this worker was so slow that no server keeps its
         step any more, takes a newer token first, and `local_step` grows. After the end of training, returns the final variables.
         """
-        return run(self._at_work().read(is_copied=True, timeout_s=timeout_s))
+        worker = self._at_work()
+        return run(worker.read(is_copied=True, names=self._dense(names), timeout_s=timeout_s))
 
     def views(self, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the same variables as `read()` without a copy: read-only arrays, valid until the next token.
@@ -381,9 +384,10 @@ class Session(CommonCalls):
         metrics: Metrics | None = None,
         hyperparameters: Hyperparameters | None = None,
         weight: float = 1.0,
+        names: Collection[str] | None = None,
         timeout_s: float | None = None,
     ) -> Push:
-        """Does `push()`, `wait()` and `read()` in the fewest calls, and returns the contribution's outcome.
+        """Does `push()`, `wait()` and `read(names)` in the fewest calls, and returns the contribution's outcome.
 
         Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: continue with `wait()`.
         """
@@ -394,7 +398,8 @@ class Session(CommonCalls):
             content = Contribution(gradients, updates, metrics)
             attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
             checked = checked_weight(weight)
-            return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached, weight=checked))
+            read = self._dense(names)
+            return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached, weight=checked, names=read))
         except (PsError, KeyboardInterrupt) as error:
             raise at_boundary(error) from error.__cause__
 
@@ -460,6 +465,19 @@ class Session(CommonCalls):
         last_step = self._member.link.ask(FinishTrainingRequest(reason=why), what="finish", timeout_s=timeout_s)
         self._worker.state.finish(last_step)
         return last_step
+
+    def _dense(self, names: Collection[str] | None) -> Collection[str] | None:
+        """Returns the names of variables that are to be read. Raises VariableNotFound, InvalidSpec."""
+        if names is None:
+            return None
+        kinds = {spec.name: spec for spec in self.model().variables}
+        wanted = (names,) if isinstance(names, str) else tuple(names)
+        for name in wanted:
+            if name not in kinds:
+                raise unknown_variable(name, kinds)
+            if kinds[name].is_sparse:
+                raise InvalidSpec(f"variable {name!r} is a table: read_rows() gives its rows")
+        return wanted
 
     def _hear_policy(self, policy: PolicySpec) -> None:
         self._worker.state.policy = policy

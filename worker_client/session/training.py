@@ -4,7 +4,7 @@ Once the participant's epoch is over, every call raises the servers' error for t
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ps_protocol.errors import StepGone
@@ -22,7 +22,7 @@ from worker_client.model.gradient_memory import GradientMemory
 from worker_client.model.gradients import FiniteGradients, Gradients, Metrics, ShardPart, ShardParts, Staging, Updates, as_metrics
 from worker_client.model.memory import ModelMemory, arranged
 from worker_client.session.membership import Membership
-from worker_client.session.reading import ModelReader, VariableMemory
+from worker_client.session.reading import ModelReader, VariableMemory, holders
 
 _LOOK_AGAIN_S = 0.001
 
@@ -107,12 +107,15 @@ class Training:
         """Whether the model has dense variables."""
         return bool(self._variables.views)
 
-    async def fetch(self, step: int, *, may_view: bool) -> None:
-        """Holds the variables of a step."""
+    async def fetch(self, step: int, *, may_view: bool, names: Collection[str] | None = None) -> None:
+        """Holds the variables of a step, or those named."""
         variables = self._variables
         if variables.step != step or (variables.is_lent and not may_view):
             began = time.perf_counter()
-            variables.fetch(step, may_view=may_view)
+            if names is None:
+                variables.fetch(step, may_view=may_view)
+            else:
+                variables.fetch_named(step, names)
             self._traffic.num_reads += 1
             self._traffic.reading_s += time.perf_counter() - began
 
@@ -124,12 +127,12 @@ class Training:
         self._traffic.reading_s += time.perf_counter() - began
         return step
 
-    async def give(self, *, is_copied: bool) -> dict[str, Array]:
-        """Returns the held variables."""
+    async def give(self, *, is_copied: bool, names: Collection[str] | None = None) -> dict[str, Array]:
+        """Returns the held variables, or those named."""
         if not is_copied:
             return dict(self._variables.views)
         try:
-            return self._variables.copied()
+            return self._variables.copied(names)
         except StepGone:
             self._variables.step = None
             raise
@@ -174,9 +177,9 @@ class Training:
             self._lent = push_id, step, PushResult.APPLIED in results
         return results
 
-    def expect(self, step: int) -> None:
-        """Has shards send the variables of this step as soon as they have them."""
-        self._shards.expect(self._layouts, step=step)
+    def expect(self, step: int, names: Collection[str] | None = None) -> None:
+        """Has shards send the variables of this step as soon as they have them; with names, the shards that hold some of these."""
+        self._shards.expect(self._layouts, step=step, among=holders(self._layouts, names))
 
     # -- memory of shards that the user writes into
 

@@ -202,10 +202,10 @@ class Shards:
         shared = {index: memory for index, memory in found.items() if memory is not None}
         self.memories = SharedMemories(shared, self._shards, epoch=self.epoch)
 
-    def expect(self, layouts: Sequence[Layout], *, step: int) -> None:
-        """Tells the shards that variables travel from that this step will be read."""
+    def expect(self, layouts: Sequence[Layout], *, step: int, among: Collection[int]) -> None:
+        """Tells those of these shards that variables travel from that this step will be read."""
         for index, layout in enumerate(layouts):
-            if layout.nbytes and self.memories.travels(index):
+            if index in among and layout.nbytes and self.memories.travels(index):
                 self._share_again(layouts)
                 self._shards[index].expect(ReadRequest(epoch=self.epoch, step=step, layout_hash=layout.hash))
 
@@ -260,13 +260,17 @@ class Shards:
         finally:
             is_over.set()
 
-    def read(self, into: ModelMemory, *, step: int) -> None:
+    def read(self, into: ModelMemory, *, step: int, among: Collection[int] | None = None) -> None:
         """Fills the memory with the variables of one step, but for what lies where shards have it. Raises StepGone, StepNotReady.
 
-        The content of the memory is then undefined.
+        The content of the memory is then undefined. `among`: of these shards only.
         """
         held = into.arenas
-        missing = [index for index, segments in enumerate(into.segments) if segments.nbytes and held[index] is None]
+        missing = [
+            index
+            for index, segments in enumerate(into.segments)
+            if segments.nbytes and held[index] is None and (among is None or index in among)
+        ]
         if missing:
             self._read(into, step, missing)
         into.unpack()

@@ -14,6 +14,7 @@ nn = torch.nn
 
 import lockstep
 import lockstep.torch as lt
+from lockstep.errors import InvalidSpec
 from lockstep.in_process import InProcessCluster
 from tests.frameworks.torch.test_optimizer import distance, made, stepped
 from tests.support.cluster.here import start_over
@@ -66,7 +67,7 @@ def test_it_computes_what_the_paper_says(num_workers: int, sync_every: int) -> N
         ):
             for step in range(3 * sync_every):
                 stepped(model, inner, batch(index, num_workers, step))
-            assert (loop.outer.global_step, loop.num_inner_steps) == (3, 3 * sync_every)
+            assert (loop.outer.global_step, loop.outer.num_inner_steps) == (3, 3 * sync_every)
             found[index] = model
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(num_workers)]
@@ -122,12 +123,55 @@ def test_an_exception_contributes_nothing_and_the_gradient_is_the_programs_own()
         assert observer.status().global_step == 1
 
 
+def test_buffers_are_averaged_and_whole_numbers_are_worker_0s_in_fragments_and_beside_inner_steps() -> None:
+    cluster, models = InProcessCluster(replicas_to_aggregate=2, total_num_replicas=2), [with_batch_norm() for _ in range(2)]
+    found: list[Any] = [None, None]
+
+    def work(index: int) -> None:
+        model = models[index]
+        inner = inner_of(model)
+        with (
+            lockstep.local(cluster, worker_index=index) as session,
+            lt.DiLoCo(session, model, inner, sync_every=6, fragments=3, delay=1, alpha=0.5, outer=OUTER) as loop,
+        ):
+            for step in range(13 + index):
+                model(torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * index + step)) + index).sum().backward()
+                if step < 13:
+                    inner.step()
+            before = [buffer.clone() for buffer in model.buffers()]
+            loop.sync()
+            found[index] = before, [*model.buffers()]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for mine, theirs, *now in zip(found[0][0], found[1][0], found[0][1], found[1][1], strict=True):
+        assert torch.equal(now[0], now[1])
+        assert torch.allclose(now[0].double(), (mine.double() + theirs.double()) / 2) if mine.is_floating_point() else now[0] == mine
+    assert models[0][1].num_batches_tracked.dtype == torch.int64
+
+
+def with_batch_norm() -> Any:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def test_wire_is_that_of_the_session_that_is_opened_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = made(), {}
+    monkeypatch.setattr(lockstep, "connect", lambda **arguments: (given.update(arguments), lockstep.local())[1])
+    with lt.DiLoCo({"chief": "here"}, model, inner_of(model), sync_every=2, wire="int8") as loop:
+        assert given == {"chief": "here", "wire": "int8"}
+        with pytest.raises(TypeError, match="the session is open already"):
+            lt.DiLoCo(loop.outer.session, model, inner_of(model), sync_every=2, wire="int8")
+
+
 def test_an_outer_step_that_fails_leaves_the_inner_ones_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = made(), made()
     inner, alone = inner_of(model), inner_of(plain)
     with lockstep.local() as session, lt.DiLoCo(session, model, inner, sync_every=3, outer=lockstep.sgd(1.0)) as loop:
         with monkeypatch.context() as patch, pytest.raises(TimeoutError):
-            patch.setattr(loop.outer, "step", lambda *, weight: (_ for _ in ()).throw(TimeoutError))
+            patch.setattr(session, "step", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
             for step in range(3):
                 stepped(plain, alone, step)
                 stepped(model, inner, step)
@@ -162,7 +206,7 @@ def test_a_late_worker_loses_nothing_under_the_policy_outer() -> None:
 
 def test_an_inner_state_that_cannot_be_read_or_is_of_another_training_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cluster = InProcessCluster()
-    Path(tmp_path, "worker-0.pt").write_bytes(b"damaged")
+    Path(tmp_path, "worker-0.state").write_bytes(b"damaged")
     for step in range(2):
         model = made()
         inner = inner_of(model)
@@ -170,11 +214,11 @@ def test_an_inner_state_that_cannot_be_read_or_is_of_another_training_is_left(tm
         lt.DiLoCo(session, model, inner, sync_every=1, outer=OUTER, inner_state_dir=tmp_path).__enter__()
         assert ("cannot be used" in caplog.text) == bool(step)
         stepped(model, inner, step)
-        Path(tmp_path, "worker-0.pt").write_bytes(b"damaged again")
+        Path(tmp_path, "worker-0.state").write_bytes(b"damaged again")
 
 
 def test_a_worker_that_is_started_again_goes_on_with_its_inner_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "lockstep.torch")
+    caplog.set_level(logging.INFO, "lockstep.worker")
     whole, cluster = made(), InProcessCluster()
     inner = inner_of(whole)
     with lockstep.local() as session, lt.DiLoCo(session, whole, inner, sync_every=3, outer=OUTER):
@@ -187,7 +231,7 @@ def test_a_worker_that_is_started_again_goes_on_with_its_inner_state(tmp_path: P
         lt.DiLoCo(session, model, inner, sync_every=3, outer=OUTER, inner_state_dir=tmp_path).__enter__()
         for step in range(begin, begin + 6):
             stepped(model, inner, step)
-    assert "goes on with its state of outer step 2, at outer step 2" in caplog.text
+    assert "the worker goes on from inner step 6, which outer step 1 was made of" in caplog.text
     assert distance(model, whole) == 0
     model = made()
     with (
@@ -213,8 +257,8 @@ def test_what_is_lossy_on_the_wire_is_the_anchor_as_it_was_decoded(start: Start,
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"sync_every": 0}, ValueError, "sync_every: got 0"),
-        ({"sync_every": True}, ValueError, "sync_every: got True"),
+        ({"sync_every": 0}, InvalidSpec, "sync_every: got 0"),
+        ({"sync_every": True}, InvalidSpec, "sync_every: got True"),
         ({"inner": "adam"}, TypeError, "inner: got a str, want an optimizer of torch"),
     ],
 )

@@ -1,6 +1,6 @@
 """A worker's calls and their order, without a cluster: the test makes up each answer."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -183,16 +183,16 @@ class Surroundings:
         results: list[PushResult] = self._act("push", push_id, refused)
         return results
 
-    def expect(self, step: int) -> None:
+    def expect(self, step: int, names: Collection[str] | None = None) -> None:
         self._act("expect", step)
 
-    async def fetch(self, step: int, *, may_view: bool) -> None:
+    async def fetch(self, step: int, *, may_view: bool, names: Collection[str] | None = None) -> None:
         self._act("fetch", step)
 
     async def fetch_newest(self, *, is_aligned: bool) -> int | None:
         raise AssertionError("no test here reads the newest")
 
-    async def give(self, *, is_copied: bool) -> dict[str, Any]:
+    async def give(self, *, is_copied: bool, names: Collection[str] | None = None) -> dict[str, Any]:
         variables: dict[str, Any] = self._act("give")
         return variables
 
