@@ -64,7 +64,8 @@ class DiLoCo:
     `lockstep.sgd(1.0)` it is local SGD, arXiv 1805.09767: the mean of the workers' values.
 
     The rest is Streaming DiLoCo, arXiv 2501.18512. `fragments`: the variables in so many groups of about the same bytes; each
-    `sync_every / fragments` inner steps one of them is contributed, in turn. `delay`: the exchange runs in a thread beside so many further
+    `sync_every / fragments` inner steps one of them is contributed, in turn. A server's variables travel together, also those of other
+    groups: with as many servers as fragments, no others do. `delay`: the exchange runs in a thread beside so many further
     inner steps, and its result is taken only then, whenever it came; until then the session makes no other call. `alpha`: of the result,
     values become `alpha * values + (1 - alpha) * result`. Which values there are depends on numbers of inner steps only, not on time.
 
@@ -94,7 +95,7 @@ class DiLoCo:
             raise InvalidSpec(f"{tables[0]!r} is a table on the servers, whose rows take no inner steps: make it a dense variable")
         self._specs = {spec.name: spec for spec in known if names is None or spec.name in names}
         self._untouched = {spec.name: None for spec in known if not spec.is_state}
-        self._groups = groups_of([*self._specs.values()], fragments)
+        self._groups = groups_of([*self._specs.values()], fragments, session.placement())
         self._counts = frozenset(counts)
         self._session, self._delay, self._alpha = session, delay, alpha
         self.sync_every = sync_every
@@ -371,16 +372,23 @@ def check_numbers(*, sync_every: int, fragments: int, delay: int, alpha: float) 
         raise InvalidSpec(f"alpha: got {alpha!r}, want a number of at least 0 and below 1")
 
 
-def groups_of(specs: Sequence[VariableSpec], num_groups: int) -> list[tuple[str, ...]]:
+def groups_of(specs: Sequence[VariableSpec], num_groups: int, placement: Mapping[str, int]) -> list[tuple[str, ...]]:
     """Returns the names of the variables in so many groups of about the same bytes: the largest first, each to the smallest group.
 
-    Raises InvalidSpec for more groups than variables.
+    A server's variables are in as few groups as possible, since it takes and gives them together; and wherever else a group would be empty,
+    in any. Raises InvalidSpec for more groups than variables.
     """
     if num_groups > len(specs):
         raise InvalidSpec(f"fragments: got {num_groups}, want at most as many as variables, {len(specs)}")
-    groups: list[list[VariableSpec]] = [[] for _ in range(num_groups)]
-    for spec in sorted(specs, key=lambda spec: -spec.nbytes):
-        min(groups, key=lambda group: (sum(one.nbytes for one in group), len(group))).append(spec)
+    shards = sorted({placement[spec.name] for spec in specs})
+    for is_by_shard in (True, False):
+        groups: list[list[VariableSpec]] = [[] for _ in range(num_groups)]
+        for spec in sorted(specs, key=lambda spec: -spec.nbytes):
+            rank = shards.index(placement[spec.name])
+            fitting = groups[rank % num_groups :: len(shards)] if is_by_shard else groups
+            min(fitting, key=lambda group: (sum(one.nbytes for one in group), len(group))).append(spec)
+        if all(groups):
+            break
     return [tuple(spec.name for spec in group) for group in groups]
 
 

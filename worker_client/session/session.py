@@ -186,6 +186,10 @@ class Session(CommonCalls):
         assert model is not None
         return model
 
+    def placement(self) -> dict[str, int]:
+        """Returns the index of the parameter server that holds each dense variable; of a split one, its first part. Makes no call."""
+        return run(self._at_work().do(Training.placement))
+
     @property
     def leases_data(self) -> bool:
         """Whether this session leases ranges of the training data. Makes no call."""

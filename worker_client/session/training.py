@@ -102,6 +102,10 @@ class Training:
         """The step of the held variables; None: they are not of one step."""
         return self._variables.step
 
+    def placement(self) -> dict[str, int]:
+        """The shard of each dense variable; of a split one, the first of them."""
+        return {piece.variable.name: index for index, layout in reversed([*enumerate(self._layouts)]) for piece in layout.slices}
+
     @property
     def has_dense(self) -> bool:
         """Whether the model has dense variables."""

@@ -1,9 +1,13 @@
-"""Trains a character model by gradients of each step, and by outer steps of several inner ones: loss, seconds and bytes."""
+"""Trains a character model by gradients of each step, and by outer steps of several inner ones: loss, seconds and bytes.
+
+With PyTorch installed, also by gradients that gloo sums, as DistributedDataParallel does.
+"""
 
 import argparse
+import importlib.util
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,6 @@ from benchmarks.harness.language import Language
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import as_row, head_rows, human_bytes
 from benchmarks.suites.coordination.learning import run_workers
-from benchmarks.suites.wire.training import wire_bytes
 from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.model.variables import Array
 from worker_client.model.wire_format import WireFormat
@@ -27,7 +30,10 @@ WIRES = {"float32": WireFormat(), "int8, bfloat16": WireFormat(gradients="int8",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterWork:
-    """A worker's orders: so many batches with AdamW at `rate`. `sync_every` 0: each gives a gradient to AdamW on the servers."""
+    """A worker's orders: so many batches with AdamW at `rate`.
+
+    `sync_every` 0: each gives a gradient, to AdamW on the servers, or to gloo with so many peers.
+    """
 
     num_batches: int
     batch_size: int
@@ -36,15 +42,20 @@ class OuterWork:
     sync_every: int = 0
     outer_rate: float = 0.0
     outer_momentum: float = 0.0
+    fragments: int = 1
+    delay: int = 0
+    alpha: float = 0.0
     wire: str = "float32"
+    num_peers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterReport:
-    """Loss on text that nobody trained with, and seconds from the first batch to the last step."""
+    """Loss on text that nobody trained with, seconds from the first batch to the last step, and bytes that travelled meanwhile."""
 
     loss: float
     seconds: float
+    bytes: int
 
 
 class AdamW:
@@ -74,26 +85,59 @@ def work(orders: dict[str, Any], station: Station) -> None:
     with lockstep.connect(wire=WIRES[order.wire], transport="grpc") as session:
         model = Language(seed=1000 * order.seed + session.worker_index, batch_size=order.batch_size)
         session.create_or_join(model.values, optimizer=optimizer)
-        inner = AdamW(model.values, order.rate)
-        gradients = {name: np.zeros_like(value) for name, value in model.values.items()}
         station.await_go()
-        begin = time.monotonic()
+        begin, traffic = time.monotonic(), session.membership.traffic
+        if order.num_peers:
+            values, num_bytes = _by_gloo(order, model, session.worker_index, station)
+        else:
+            before = traffic.sent_bytes + traffic.received_bytes
+            values = _by_outer_steps(order, model, session) if order.sync_every else _by_gradients(order, model, session)
+            num_bytes = traffic.sent_bytes + traffic.received_bytes - before
+        seconds = time.monotonic() - begin
+        station.say("done", report=asdict(OuterReport(loss=model.held_out_loss(values), seconds=seconds, bytes=num_bytes)))
+        station.await_release()
+
+
+def _by_gradients(order: OuterWork, model: Language, session: lockstep.Session) -> Mapping[str, Array]:
+    for _ in range(order.num_batches):
+        buffers = session.gradient_buffers()
+        model.fill(session.views(), buffers)
+        session.step(buffers)
+    return session.read()
+
+
+def _by_outer_steps(order: OuterWork, model: Language, session: lockstep.Session) -> Mapping[str, Array]:
+    options: dict[str, Any] = {name: getattr(order, name) for name in ("sync_every", "fragments", "delay", "alpha")}
+    with lockstep.DiLoCo(session, **options) as loop:
+        values, inner = loop.values, AdamW(model.values, order.rate)
+        gradients = {name: np.zeros_like(value) for name, value in values.items()}
         for number in range(1, order.num_batches + 1):
-            if not order.sync_every:
-                buffers = session.gradient_buffers()
-                model.fill(session.views(), buffers)
-                session.step(buffers)
-                continue
-            if (number - 1) % order.sync_every == 0:
-                anchor = session.read()
-                values = {name: value.copy() for name, value in anchor.items()}
             model.fill(values, gradients)
             inner.step(values, gradients)
-            if number % order.sync_every == 0:
-                session.step({name: anchor[name] - value for name, value in values.items()})
-        seconds = time.monotonic() - begin
-        station.say("done", report=asdict(OuterReport(loss=model.held_out_loss(session.read()), seconds=seconds)))
-        station.await_release()
+            values |= loop.step(values)
+            if number == order.num_batches and order.fragments > 1:
+                values |= loop.sync(values)
+        return values
+
+
+def _by_gloo(order: OuterWork, model: Language, rank: int, station: Station) -> tuple[Mapping[str, Array], int]:
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    meeting = f"file://{station.directory}/rendezvous"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=order.num_peers)
+    values, inner = model.values, AdamW(model.values, order.rate)
+    flat = torch.zeros(sum(value.size for value in values.values()))
+    parts = torch.split(flat, [value.size for value in values.values()])
+    gradients = {name: part.numpy().reshape(values[name].shape) for name, part in zip(values, parts, strict=True)}
+    for _ in range(order.num_batches):
+        model.fill(values, gradients)
+        distributed.all_reduce(flat)
+        flat /= order.num_peers
+        inner.step(values, gradients)
+    # A ring has each worker send its share, and take another's, twice for each of the others.
+    return values, round(4 * (1 - 1 / order.num_peers) * flat.numel() * 4) * order.num_batches
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +145,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=at_least_one, default=4, help="workers (default 4)")
     parser.add_argument("--batches", type=at_least_one, default=2000, help="batches of 64 characters of each worker (default 2000)")
     parser.add_argument("--every", type=at_least_one, nargs="+", default=[1, 10, 50, 100], help="inner steps (default 1 10 50 100)")
+    parser.add_argument("--fragments", type=at_least_one, default=2, help="beside whole steps, of as many servers (default 2)")
+    parser.add_argument("--delay", type=at_least_one, default=5, help="inner steps beside an exchange of fragments (default 5)")
+    parser.add_argument("--alpha", type=float, default=0.5, help="of values that stays when it is over (default 0.5)")
     parser.add_argument("--wires", nargs="+", choices=WIRES, default=[*WIRES], help="of outer steps (default all)")
     parser.add_argument("--rate", type=float, default=1e-3, help="AdamW's rate (default 1e-3)")
     parser.add_argument("--outer", type=float, nargs=2, default=[0.7, 0.9], metavar=("RATE", "MOMENTUM"), help="(default 0.7 0.9)")
@@ -114,36 +161,40 @@ def run(options: argparse.Namespace) -> int:
         raise WrongArguments(f"--every {wrong[0]}: want a divisor of --batches {options.batches}")
     if not options.json:
         print(head_rows(("steps", "wire", "seed", "loss", "seconds", "bytes of a worker")), flush=True)
-    nbytes = sum(value.nbytes for value in Language().values.values())
-    arms = [("gradients", 0, "float32", options.workers), ("gradients, one worker", 0, "float32", 1)]
-    arms += [(f"outer, {every} inner", every, wire, options.workers) for every in options.every for wire in options.wires]
-    for name, every, wire, num_workers in arms:
-        sizes = wire_bytes(WIRES[wire], total_bytes=nbytes)
-        for seed in options.seeds:
-            order = OuterWork(
-                num_batches=options.batches,
-                batch_size=BATCH_SIZE * options.workers // num_workers,
-                rate=options.rate,
-                seed=seed,
-                sync_every=every,
-                outer_rate=options.outer[0],
-                outer_momentum=options.outer[1],
-                wire=wire,
-            )
-            reports = run_workers(ClusterSpec(ps=1, workers=num_workers, tcp=True), "benchmarks.suites.coordination.outer", order)
+    for seed in options.seeds:
+        for name, num_workers, order in _arms(options, seed):
+            spec = ClusterSpec(ps=order.fragments, workers=num_workers, tcp=True)
+            reports = run_workers(spec, "benchmarks.suites.coordination.outer", order)
             row = {
                 "steps": name,
-                "wire": wire,
+                "wire": order.wire,
                 "seed": seed,
                 "loss": reports[0]["loss"],
                 "seconds": max(report["seconds"] for report in reports),
-                "bytes": (sizes.up + sizes.down) * options.batches / max(1, every),
+                "bytes": max(report["bytes"] for report in reports),
             }
             show(row, _in_words, options)
     return 0
 
 
+def _arms(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, int, OuterWork]]:
+    """Yields what each row is of: its name, its workers and their orders. All see as many characters."""
+    each = OuterWork(num_batches=options.batches, batch_size=BATCH_SIZE, rate=options.rate, seed=seed)
+    yield "gradients", options.workers, each
+    if importlib.util.find_spec("torch") is not None:
+        yield "gradients, gloo", options.workers, replace(each, num_peers=options.workers)
+    yield "gradients, one worker", 1, replace(each, batch_size=BATCH_SIZE * options.workers)
+    outer_rate, outer_momentum = options.outer
+    for every in options.every:
+        outer = replace(each, sync_every=every, outer_rate=outer_rate, outer_momentum=outer_momentum)
+        for wire in options.wires:
+            yield f"outer, {every} inner", options.workers, replace(outer, wire=wire)
+        if every % options.fragments == 0 and every // options.fragments >= options.delay:
+            parts = replace(outer, fragments=options.fragments)
+            yield f"outer, {every} inner, {options.fragments} fragments", options.workers, parts
+            words = f"outer, {every} inner, {options.fragments} fragments, delay {options.delay}, alpha {options.alpha:g}"
+            yield words, options.workers, replace(parts, delay=options.delay, alpha=options.alpha)
+
+
 def _in_words(row: dict[str, Any]) -> str:
-    return as_row(
-        [row["steps"], row["wire"], str(row["seed"]), f"{row['loss']:.4f}", f"{row['seconds']:.1f}", human_bytes(round(row["bytes"]))]
-    )
+    return as_row([row["steps"], row["wire"], str(row["seed"]), f"{row['loss']:.4f}", f"{row['seconds']:.1f}", human_bytes(row["bytes"])])

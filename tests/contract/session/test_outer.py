@@ -34,7 +34,8 @@ def inner_step(values: Values, worker: int, number: int) -> None:
 
 
 def groups_of(fragments: int) -> list[list[str]]:
-    return {1: [["a", "b", "c", "d"]], 2: [["c", "d"], ["a", "b"]], 4: [["c"], ["a"], ["b"], ["d"]]}[fragments]
+    """As two servers hold them."""
+    return {1: [["a", "b", "c", "d"]], 2: [["a", "d"], ["b", "c"]], 4: [["a"], ["c"], ["d"], ["b"]]}[fragments]
 
 
 def reference(num_workers: int, sync_every: int, num_inner: int, *, fragments: int = 1, delay: int = 0, alpha: float = 0.0) -> list[Values]:
