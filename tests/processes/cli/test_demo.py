@@ -15,14 +15,13 @@ import pytest
 from lockstep.demo.digits import MISSING, NAMES, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS
 from tests.support.processes.commands import lockstep_here, read_until
+from tests.support.processes.warm import WarmPopen
 
 
 @contextmanager
 def demo(*arguments: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "lockstep", "demo", *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
-    ) as process:
+    with WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}) as process:
         try:
             yield process
         finally:

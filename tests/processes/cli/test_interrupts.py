@@ -43,7 +43,7 @@ AND_SAY_THE_CODE = "import subprocess, sys\nprint('code', subprocess.run([sys.ex
 def test_a_program_without_a_block_leaves_at_its_end_and_fails_only_if_its_training_was_interrupted(
     tmp_path: Path, is_interrupted: bool
 ) -> None:
-    flags = ["--workers", "1", *([] if is_interrupted else ["--max-steps", "5"])]
+    flags = ["--chief-in-ps", "--workers", "1", *([] if is_interrupted else ["--max-steps", "5"])]
     with up(*flags, "--", WITHOUT_BLOCK, worker=AND_SAY_THE_CODE, run_dir=tmp_path / "run") as process:
         if is_interrupted:
             read_until(process, "step 3")
@@ -55,7 +55,7 @@ def test_a_program_without_a_block_leaves_at_its_end_and_fails_only_if_its_train
 
 
 def test_a_program_hears_that_it_was_interrupted_reads_the_last_values_and_leaves(tmp_path: Path) -> None:
-    with up("--workers", "2", worker=TOLD, run_dir=tmp_path / "run") as process:
+    with up("--chief-in-ps", "--workers", "2", worker=TOLD, run_dir=tmp_path / "run") as process:
         read_until(process, "[worker 1] step 3")
         everybody = descendants(process)
         process.send_signal(signal.SIGINT)
@@ -71,7 +71,7 @@ def test_a_program_hears_that_it_was_interrupted_reads_the_last_values_and_leave
 
 
 def test_a_program_that_does_not_look_gets_a_keyboard_interrupt_and_its_finally(tmp_path: Path) -> None:
-    with up("--workers", "1", worker=BUSY, run_dir=tmp_path / "run") as process:
+    with up("--chief-in-ps", "--workers", "1", worker=BUSY, run_dir=tmp_path / "run") as process:
         read_until(process, "[worker 0] busy")
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=40)
@@ -96,6 +96,6 @@ print("left", session.end_reason, flush=True)
 
 
 def test_a_worker_that_comes_after_the_others_have_left_hears_that_training_is_over(tmp_path: Path) -> None:
-    code, out = run_up("--workers", "2", worker=SHORT, run_dir=tmp_path / "run")
+    code, out = run_up("--chief-in-ps", "--workers", "2", worker=SHORT, run_dir=tmp_path / "run")
     assert code == 0, out
     assert "still trying" not in out and "[worker 1] left finished" in out, out

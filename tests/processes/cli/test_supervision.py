@@ -14,12 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.launcher.supervisor import Interrupted, LineSplitter, PrefixedOutput, Process, ProcessSpec, Supervisor, describe_end
 from ps_protocol.process.output import BoundedOutput
 from ps_protocol.security.tokens import new_token_lines, write_secret
+from tests.support.examples import examples
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -319,6 +320,7 @@ PRINTED = st.one_of(
 ).map(str.encode)
 
 
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.sampled_from(["worker 0", "worker 1", "ps 0"]), st.one_of(PRINTED, st.binary(max_size=9), st.none()))))
 def test_whatever_processes_print_each_line_is_shown_once_with_its_name(events: list[tuple[str, bytes | None]]) -> None:
     """None: the process ends, and the next one of its name may run an edited program."""
@@ -339,6 +341,7 @@ def test_whatever_processes_print_each_line_is_shown_once_with_its_name(events: 
         assert got == [f"[{name}] {line}" for line in lines]
 
 
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(PRINTED, st.integers(1, 500)), max_size=20))
 def test_the_work_for_a_line_does_not_grow_with_what_was_printed_before(pieces: list[tuple[bytes, int]]) -> None:
     num_calls, num_lines = 0, 0

@@ -1,13 +1,9 @@
 """`lockstep up --tensorboard` and `lockstep tensorboard`: event files of a real cluster; training does not depend on them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.formats.event_files import events
-from tests.support.repository import ROOT
+from tests.support.processes.commands import run_up
 
 PROGRAM = """
 import time
@@ -23,21 +19,10 @@ with lockstep.connect() as session:
 """
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "train.py"
-    path.write_text(PROGRAM)
-    return path
-
-
-def up(program: Path, tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "lockstep", "up", "--run-dir", tmp_path / "run", *words, "--", sys.executable, program]
-    return subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=50)
-
-
-def test_up_has_event_files_written_until_training_ends(program: Path, tmp_path: Path) -> None:
-    ended = up(program, tmp_path, "--max-steps", "300", "--tensorboard", str(tmp_path / "board"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+def test_up_has_event_files_written_until_training_ends(tmp_path: Path) -> None:
+    words = ("--chief-in-ps", "--workers", "1", "--max-steps", "300", "--tensorboard", str(tmp_path / "board"))
+    code, out = run_up(*words, worker=PROGRAM, run_dir=tmp_path / "run")
+    assert code == 0, out
     (path,) = (tmp_path / "board").iterdir()
     points = [event for event in events(path) if event.scalars]
     assert points and points[-1].step == 300, "the last point is the end of training"
@@ -45,8 +30,9 @@ def test_up_has_event_files_written_until_training_ends(program: Path, tmp_path:
     assert [event.step for event in points] == sorted({event.step for event in points})
 
 
-def test_training_continues_where_no_event_file_can_be_written(program: Path, tmp_path: Path) -> None:
+def test_training_continues_where_no_event_file_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "board").write_text("a file")
-    ended = up(program, tmp_path, "--max-steps", "50", "--tensorboard", str(tmp_path / "board"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "cannot write to" in ended.stdout
+    words = ("--chief-in-ps", "--workers", "1", "--max-steps", "50", "--tensorboard", str(tmp_path / "board"))
+    code, out = run_up(*words, worker=PROGRAM, run_dir=tmp_path / "run")
+    assert code == 0, out
+    assert "cannot write to" in out

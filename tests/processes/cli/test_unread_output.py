@@ -16,6 +16,7 @@ import worker_client
 from tests.support.processes.commands import TRAIN, are_gone
 from tests.support.processes.processes import announced, start_role
 from tests.support.processes.unread import Unread, full_pipe, stopped_terminal
+from tests.support.processes.warm import WarmPopen
 from tests.support.waiting import wait_until
 
 # What Ctrl-C may take: 2 s are promised; other tests keep the machine busy. It took for ever.
@@ -30,7 +31,7 @@ def up(tmp_path: Path, *flags: str, worker: str, output: Unread) -> Iterator["su
     script.write_text(worker)
     command = [sys.executable, "-m", "lockstep", "up", *flags, "--run-dir", str(tmp_path / "run"), "--", sys.executable, str(script)]
     out, environment = output.descriptor, {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment) as process:
+    with WarmPopen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment) as process:
         try:
             yield process
         finally:
@@ -91,11 +92,6 @@ def test_a_late_reader_sees_how_many_lines_were_dropped_and_the_reason_of_the_en
         wait_until(lambda: has_said("ending all") and process.poll() is not None, timeout_s=20.0, what="the end is told")
         assert "worker 0" in "".join(parts) and "killed by SIGKILL" in "".join(parts)
         assert process.returncode == 128 + signal.SIGKILL
-
-
-def test_training_ends_by_itself_with_nobody_to_read(tmp_path: Path) -> None:
-    with full_pipe() as output, up(tmp_path, "--workers", "2", "--max-steps", "10", worker=TALKATIVE, output=output) as process:
-        assert process.wait(40.0) == 0
 
 
 def test_roles_with_a_blocked_log_train_and_end(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_each_worker_gets_its_own_index_and_no_environment_variables_of_another_
 @pytest.mark.timeout(120)
 def test_a_history_stays_within_its_bound_and_what_is_left_of_it_is_clean(tmp_path: Path) -> None:
     history, bound = tmp_path / "history", 1 << 16
-    arguments = ("--workers", "2", "--ps", "2", "--max-steps", "1200", "--history", str(history), "--history-max-bytes", str(bound))
-    code, out = run_up(*arguments, worker=TRAIN, run_dir=tmp_path / "run")
+    arguments = ("--workers", "2", "--ps", "2", "--max-steps", "200", "--history", str(history), "--history-max-bytes", str(bound))
+    code, out = run_up(*arguments, worker=TRAIN.replace("(4)", "(100)"), run_dir=tmp_path / "run")
     assert code == 0, out
     kept: dict[str, int] = {}
     for path in history.iterdir():
@@ -120,16 +120,18 @@ def test_a_history_stays_within_its_bound_and_what_is_left_of_it_is_clean(tmp_pa
     verdict = lockstep_here("audit", str(history))
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
     since = re.search(r"steps of servers computed again, all from step (\d+) of epoch 1 on", verdict.stdout)
-    assert since and 0 < int(since[1]) < 1190, verdict.stdout
+    assert since and 0 < int(since[1]) < 190, verdict.stdout
 
 
 def test_a_program_that_never_stops_printing_does_not_stop_the_launcher(tmp_path: Path) -> None:
     # Nobody reads what it prints, as in a terminal after Ctrl-S.
     ready = tmp_path / "ready"
-    worker = f"import os\nfor number in range(10**9):\n    os.write(1, b'x' * 65536)\n    if number == 1600: open({str(ready)!r}, 'w')"
-    with up("--workers", "2", worker=worker, run_dir=tmp_path / "run") as process:
+    worker = f"import os\nfor number in range(10**9):\n    os.write(1, b'x' * 65536)\n    if number == 1000: open({str(ready)!r}, 'w')"
+    with up("--workers", "1", worker=worker, run_dir=tmp_path / "run") as process:
+        memory = psutil.Process(process.pid).memory_info
+        before = memory().rss
         wait_until(ready.exists, timeout_s=50, what="a worker has printed much")
-        assert psutil.Process(process.pid).memory_info().rss < 200 << 20
+        assert memory().rss < before + (30 << 20), "of 65 MB that were printed"
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
 

@@ -13,7 +13,7 @@ EXAMPLE = ROOT / "examples" / "generate_while_it_trains.py"
 
 @pytest.mark.timeout(200)
 def test_two_generators_follow_a_trainer_that_learns_from_their_samples(tmp_path: Path) -> None:
-    with up("--ps", "1", "--workers", "1", worker=EXAMPLE.read_text(encoding="utf-8"), run_dir=tmp_path / "run") as process:
+    with up("--chief-in-ps", "--workers", "1", worker=EXAMPLE.read_text(encoding="utf-8"), run_dir=tmp_path / "run") as process:
         said, _ = process.communicate(timeout=150)
     assert process.returncode == 0, said
     found = re.findall(r"step \d+: reward ([\d.]+), samples ([\d.]+) steps old", said)

@@ -28,7 +28,7 @@ def test_six_replicas_in_three_processes_learn_what_two_in_one_process_do(tmp_pa
     program = EXAMPLE.read_text(encoding="utf-8").replace("NUM_STEPS = 120", "NUM_STEPS = 30")
     ((replicas, loss, accuracy),) = _results(run("-c", program).stdout)
     assert (replicas, 0.5 < accuracy < 0.95) == ("2 replicas", True)
-    status, out = run_up("--ps", "1", "--workers", "3", worker=program, run_dir=tmp_path / "run")
+    status, out = run_up("--chief-in-ps", "--workers", "3", worker=program, run_dir=tmp_path / "run")
     assert status == 0, out
     # The same batches, cut otherwise: only the order of the sums differs.
     assert _results(out) == [("6 replicas", pytest.approx(loss, abs=2e-4), pytest.approx(accuracy, abs=0.003))] * 3, out

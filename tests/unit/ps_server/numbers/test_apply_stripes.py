@@ -138,7 +138,7 @@ def apply_threads() -> Iterator[list[ApplyThreads]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(15))
 @given(case=st.data())
 def test_threads_do_not_change_a_bit(apply_threads: list[ApplyThreads], case: st.DataObject) -> None:
     draw = case.draw

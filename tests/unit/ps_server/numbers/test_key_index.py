@@ -44,7 +44,7 @@ def test_keys_get_the_next_numbers_as_in_a_dict(batches: list[list[int]], others
 def test_it_finds_all_keys_at_every_moment_of_its_growth(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_index, "_CLEARED_BYTES", 512)
     monkeypatch.setattr(key_index, "_MOVED_ROWS", 16)
-    num_keys = 6000 if batch == 1 else 80_000
+    num_keys = 2500 if batch == 1 else 80_000
     keys, strangers = spread(np.arange(num_keys)), spread(np.arange(num_keys, num_keys + 500))
     index, sizes = _index(num_keys), set()
     for start in range(0, num_keys, batch):

@@ -177,7 +177,7 @@ def _program(worker: _Worker, cluster: _Cluster, *, is_async: bool) -> Generator
         worker.end_call()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.booleans(), st.lists(st.tuples(st.sampled_from(["run", "run", "run", "end", "lose"]), st.integers(0, 2)), max_size=120))
 # The others are at the next step before a program that was started again, and a server, too, has what it missed.
 @example(False, [*(("run", worker) for worker in (1, 2, 0, 1, 1, 2, 2, 0, 0, 1, 2)), ("end", 0), ("lose", 0)])
