@@ -12,7 +12,7 @@ from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode
-from ps_protocol.process.options import CHIEF, SERVER, UP, Given, Option, options_of, text_of
+from ps_protocol.process.options import CHIEF, SERVER, UP, Given, Option, options_of, split_range, text_of
 
 _FLAGS: dict[str, Option[Any]] = {option.key: option for option in options_of(UP)}
 
@@ -29,9 +29,8 @@ class ClusterSpec:
         if unknown := flags.keys() - _FLAGS.keys():
             raise TypeError(f"a cluster has no flags {', '.join(sorted(unknown))}")
         texts = {key: text_of(value) for key, value in flags.items() if value is not None and value is not False}
-        given = Given(texts, {})
         try:
-            _split_range(texts)
+            given = Given(split_range(texts), {})
             for option in _FLAGS.values():
                 given[option]  # a wrong one is named before anything starts
             options.check_place(given)
@@ -118,19 +117,6 @@ def directory_of(place: str) -> Path | None:
 def flags_of(arguments: argparse.Namespace) -> dict[str, object]:
     """Returns the flags of a cluster among the arguments of a launcher, those that were given."""
     return {key: value for key, value in vars(arguments).items() if key in _FLAGS and value is not None}
-
-
-def _split_range(texts: dict[str, str]) -> None:
-    """Replaces a range of workers by its end, and its begin by the number that a step needs at least. Raises InvalidSpec."""
-    workers, least = options.NUM_WORKERS, options.MIN_REPLICAS
-    begin, colon, end = texts.get(workers.key, "").partition(":")
-    if not colon:
-        return
-    if not (begin.isdecimal() and end.isdecimal() and 1 <= int(begin) <= int(end)):
-        raise InvalidSpec(f"{workers.flag}: got {texts[workers.key]!r}, want a number, or LEAST:MOST")
-    if least.key in texts:
-        raise InvalidSpec(f"{workers.flag} {begin}:{end} and {least.flag} say the same in two ways; give one of them")
-    texts |= {workers.key: end, least.key: begin}
 
 
 def _check_restore(given: Given) -> None:

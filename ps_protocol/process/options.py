@@ -212,7 +212,20 @@ def read_options(
     """Returns the options given to a role. Raises InvalidSpec for arguments that it doesn't take."""
     parser = Parser(prog=prog, usage=f"{prog} [flags]", description=description, examples=examples, epilog=epilog)
     add_options(parser, options_of(program))
-    return Given(vars(parser.parse_args(arguments)), environment)
+    return Given(split_range(vars(parser.parse_args(arguments))), environment)
+
+
+def split_range(flags: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns flags with a range of workers as its end, and its begin as the number that a step needs at least. Raises InvalidSpec."""
+    begin, colon, end = str(flags.get(NUM_WORKERS.key) or "").partition(":")
+    if not colon:
+        return flags
+    if not (begin.isdecimal() and end.isdecimal() and 1 <= int(begin) <= int(end)):
+        raise InvalidSpec(f"{NUM_WORKERS.flag}: got {flags[NUM_WORKERS.key]!r}, want a number, or LEAST:MOST")
+    if flags.get(MIN_REPLICAS.key) is not None:
+        words = f"{NUM_WORKERS.flag} {begin}:{end} and {MIN_REPLICAS.flag}"
+        raise InvalidSpec(f"{words} say the same in two ways; give one of them")
+    return {**flags, NUM_WORKERS.key: end, MIN_REPLICAS.key: begin}
 
 
 def add_options(
@@ -457,7 +470,7 @@ EXPECTED_WORKERS: Option[int | None] = Option(
     name="workers",
     parse=_whole(least=1, most=MAX_REPLICAS),
     default=None,
-    words="number of workers expected",
+    words="number of workers expected; LEAST:MOST sets --min-replicas, too",
     programs=(CHIEF,),
     metavar="M",
     otherwise="any number",

@@ -41,7 +41,7 @@ def run_systemd(arguments: argparse.Namespace) -> int:
 
 
 def _spec_of(arguments: argparse.Namespace) -> SystemdSpec:
-    given = Given(vars(arguments), {})
+    given = Given(options.split_range(vars(arguments)), {})
     told = {option.variable: text for option in _FLAGS if option.variable and (text := given.flag_of(option)) is not None}
     if not arguments.certs_dir and not given[options.ALLOW_INSECURE_NETWORK]:
         raise InvalidSpec("--certs-dir: give where each host has its files of `lockstep certs create`, or --allow-insecure-network")

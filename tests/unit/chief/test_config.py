@@ -28,6 +28,13 @@ def parse(*flags: str, **environment: str) -> ChiefConfig:
     return parse_config(flags, environment=environment)
 
 
+def test_a_range_of_workers_is_its_end_of_which_a_step_needs_the_begin() -> None:
+    coordination = parse("--ps", "a:1", "--workers", "2:8").coordination
+    assert (coordination.total_num_replicas, coordination.min_replicas) == (8, 2)
+    with pytest.raises(InvalidSpec, match="--workers 2:8 and --min-replicas say the same in two ways"):
+        parse("--ps", "a:1", "--workers", "2:8", "--min-replicas", "2")
+
+
 def test_flags_give_the_whole_configuration() -> None:
     config = parse(
         *("--ps", "a:1, b:2", "--address", "unix:/tmp/c", "--cluster", "job", "--replicas-to-aggregate", "2"),

@@ -10,7 +10,7 @@ import pytest
 from tests.support.processes.commands import Ended, lockstep_here
 from tests.support.repository import printed
 
-FLAGS = ("--address", "h1:5000", "--ps", "h1:5001,[::1]:5002", "--workers", "4", "--certs-dir", "/etc/job", "--cluster", "job")
+FLAGS = ("--address", "h1:5000", "--ps", "h1:5001,[::1]:5002", "--workers", "2:4", "--certs-dir", "/etc/job", "--cluster", "job")
 
 
 def systemd(directory: Path, *flags: str) -> Ended:
@@ -41,6 +41,7 @@ def test_each_role_has_a_unit_with_its_own_place_flags_and_secrets(tmp_path: Pat
     chief, server, worker = (units[f"lockstep-job-{name}.service"] for name in ("chief", "ps-1", "worker@"))
     told = environment_of(chief)
     assert told["LOCKSTEP_PS"] == "h1:5001,[::1]:5002" and told["LOCKSTEP_MAX_STEPS"] == "50"
+    assert (told["LOCKSTEP_NUM_WORKERS"], told["LOCKSTEP_MIN_REPLICAS"]) == ("4", "2")
     assert (told["LOCKSTEP_ADDRESS"], told["LOCKSTEP_ADVERTISE"]) == ("0.0.0.0:5000", "h1:5000")
     assert settings_of(chief)["ExecStart"][0].endswith('"-P" "-m" "chief" "--takeover"')
     assert settings_of(chief)["LoadCredential"] == [f"{name}:/etc/job/{name}" for name in ("tokens", "ca.pem", "chief.pem", "chief.key")]
