@@ -9,6 +9,7 @@ from typing import Any
 
 from ps_protocol.errors import PsError, ShuttingDown, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     AgreedModel,
@@ -315,8 +316,8 @@ class Refuse:
 class ApplyStep:
     """Have all shards apply a step. `contributors` are sorted. Its result: None, or what is `Lacking`; then it is not applied everywhere.
 
-    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`
-    and `attached`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
+    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`,
+    `attached` and `merge`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
     """
 
     fence: Fence
@@ -328,13 +329,14 @@ class ApplyStep:
     ranges: tuple[int, ...] = ()
     without: tuple[tuple[PushId, ...], ...] = ()
     attached: StepAttachments = NO_STEP_ATTACHMENTS
+    merge: MergeSpec = MEAN
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareStep:
     """Have all shards say how large the mean of a step is. Its result: the sums of squares of each shard's slices, or what is `Lacking`.
 
-    `without`: see ApplyStep.
+    `without` and `merge`: see ApplyStep.
     """
 
     fence: Fence
@@ -342,6 +344,7 @@ class PrepareStep:
     contributors: tuple[PushId, ...]
     weights: tuple[float, ...] = ()
     without: tuple[tuple[PushId, ...], ...] = ()
+    merge: MergeSpec = MEAN
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

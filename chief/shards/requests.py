@@ -24,6 +24,7 @@ def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[Ap
             step=step.step,
             contributors=step.contributors,
             weights=step.weights,
+            merge=step.merge,
             scales=to_apply.scales[index] if to_apply is not None and to_apply.scales else (),
             discards=to_apply.discards if to_apply is not None else (),
             ranges=to_apply.ranges if to_apply is not None else (),

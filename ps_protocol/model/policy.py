@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.model.shown import shown
 
 MAX_STALENESS = 1 << 31
@@ -54,7 +55,8 @@ class PolicySpec:
     None leaves what the chief was started with. SSP: `staleness`, how many contributions a worker may be ahead of the slowest live one.
     ASYNC: `use_locking` (False: servers apply on arrival, without a lock, and concurrent updates may be lost). SSP and locked ASYNC:
     `max_staleness` (None: any) and `too_stale`. OUTER: `grace_s`, for how many seconds a step that has R contributions waits for those of
-    the other live workers, and `max_staleness`, by how many steps a contribution may be late.
+    the other live workers, and `max_staleness`, by how many steps a contribution may be late. SYNC and OUTER: `merge`, how contributions
+    become one gradient.
     """
 
     name: PolicyName = PolicyName.SYNC
@@ -67,6 +69,7 @@ class PolicySpec:
     max_staleness: int | None = None
     too_stale: TooStale = TooStale.DROP
     grace_s: float = 0.0
+    merge: MergeSpec = MEAN
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -109,7 +112,7 @@ class PolicySpec:
     @property
     def text(self) -> str:
         """The policy in a few words, for status and logs: "sync", "sync, fifo tokens", "ssp(2)", "async, unlocked"."""
-        words = self.kind.text(self)
+        words = self.kind.text(self) if self.merge == MEAN else f"{self.kind.text(self)}, {self.merge}"
         if self.max_staleness is None:
             return words
         return f"{words}, {'drops' if self.too_stale is TooStale.DROP else 'scales'} beyond staleness {self.max_staleness}"
@@ -171,11 +174,11 @@ def _outer_text(policy: PolicySpec) -> str:
 
 KINDS: Mapping[PolicyName, PolicyKind] = {
     PolicyName.SYNC: PolicyKind(
-        parameters=frozenset({"tokens", "num_tokens"}), text=_sync_text, has_common_steps=True, accepts_stale=False
+        parameters=frozenset({"tokens", "num_tokens", "merge"}), text=_sync_text, has_common_steps=True, accepts_stale=False
     ),
     PolicyName.SSP: PolicyKind(parameters=frozenset({"staleness", "max_staleness", "too_stale"}), text=_ssp_text),
     PolicyName.ASYNC: PolicyKind(parameters=frozenset({"use_locking", "max_staleness", "too_stale"}), text=_async_text),
-    PolicyName.OUTER: PolicyKind(parameters=frozenset({"grace_s", "max_staleness"}), text=_outer_text, has_common_steps=True),
+    PolicyName.OUTER: PolicyKind(parameters=frozenset({"grace_s", "max_staleness", "merge"}), text=_outer_text, has_common_steps=True),
 }
 # The numbers that only some have a use for; R and T are every policy's.
 PARAMETERS = frozenset[str]().union(*(kind.parameters for kind in KINDS.values()))

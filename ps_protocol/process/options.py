@@ -17,6 +17,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MEAN, MergeSpec, merge_of
 from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.policy import KINDS, MAX_GRACE_S, MAX_REPLICAS, MAX_TOKENS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
 from ps_protocol.security.options import Security, check_token
@@ -330,6 +331,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _merge(text: str) -> MergeSpec:
+    try:
+        return merge_of(text)
+    except InvalidSpec as error:
+        raise ValueError(f"a way to merge ({error.message})") from error
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.strip().lower() not in words:
@@ -608,6 +616,15 @@ GRACE = Option(
     words="outer: how long a step that has enough contributions waits for those of the other workers",
     programs=_POLICY,
     metavar="SECONDS",
+    group=POLICY_GROUP,
+)
+MERGE = Option(
+    name="merge",
+    parse=_merge,
+    default=MEAN,
+    words="sync and outer: how contributions become one gradient: mean, or for example trimmed_mean:0.25",
+    programs=_POLICY,
+    metavar="HOW",
     group=POLICY_GROUP,
 )
 NO_LOCKING = Option(
@@ -1076,6 +1093,7 @@ _PARAMETERS: dict[Option[Any], str] = {
     NO_LOCKING: "use_locking",
     MAX_STALENESS: "max_staleness",
     GRACE: "grace_s",
+    MERGE: "merge",
     TOO_STALE: "too_stale",
 }
 

@@ -10,6 +10,7 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.layout import Layout, Segments, check_disjoint
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
@@ -195,7 +196,7 @@ class ApplyRequest:
     """The step to apply and the contributions to average, sorted: the optimizer makes the next step of the mean.
 
     `weights`: how much each contributor counts in the mean of those that have a gradient, in the same order; of one alone: a factor; empty:
-    all 1.
+    all 1. `merge`: what takes the place of that mean.
     `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
     be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:
@@ -213,6 +214,7 @@ class ApplyRequest:
     without: tuple[PushId, ...] = ()
     attached: StepAttachments = NO_STEP_ATTACHMENTS
     wants_checksums: bool = False
+    merge: MergeSpec = MEAN
     answer: ClassVar[type[ApplyReply]] = ApplyReply
 
     @property

@@ -854,7 +854,7 @@ class FinishTrainingResponse(_message.Message):
     def __init__(self, global_step: _Optional[int] = ...) -> None: ...
 
 class PolicySpec(_message.Message):
-    __slots__ = ("name", "tokens", "num_tokens", "replicas_to_aggregate", "total_num_replicas", "staleness", "use_locking", "max_staleness", "too_stale", "grace")
+    __slots__ = ("name", "tokens", "num_tokens", "replicas_to_aggregate", "total_num_replicas", "staleness", "use_locking", "max_staleness", "too_stale", "grace", "merge")
     class Name(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NAME_UNSPECIFIED: _ClassVar[PolicySpec.Name]
@@ -893,6 +893,7 @@ class PolicySpec(_message.Message):
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     TOO_STALE_FIELD_NUMBER: _ClassVar[int]
     GRACE_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
     name: PolicySpec.Name
     tokens: PolicySpec.Tokens
     num_tokens: int
@@ -903,7 +904,8 @@ class PolicySpec(_message.Message):
     max_staleness: int
     too_stale: PolicySpec.TooStale
     grace: _duration_pb2.Duration
-    def __init__(self, name: _Optional[_Union[PolicySpec.Name, str]] = ..., tokens: _Optional[_Union[PolicySpec.Tokens, str]] = ..., num_tokens: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., staleness: _Optional[int] = ..., use_locking: bool = ..., max_staleness: _Optional[int] = ..., too_stale: _Optional[_Union[PolicySpec.TooStale, str]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    merge: _tensor_pb2.Merge
+    def __init__(self, name: _Optional[_Union[PolicySpec.Name, str]] = ..., tokens: _Optional[_Union[PolicySpec.Tokens, str]] = ..., num_tokens: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., staleness: _Optional[int] = ..., use_locking: bool = ..., max_staleness: _Optional[int] = ..., too_stale: _Optional[_Union[PolicySpec.TooStale, str]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., merge: _Optional[_Union[_tensor_pb2.Merge, _Mapping]] = ...) -> None: ...
 
 class ChangeSettingsRequest(_message.Message):
     __slots__ = ("request_id", "max_wait", "policy", "hyperparameters")

@@ -271,6 +271,22 @@ class AverageSpec(_message.Message):
     variables: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, decay: _Optional[float] = ..., use_num_updates: bool = ..., zero_debias: bool = ..., variables: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Merge(_message.Message):
+    __slots__ = ("name", "number")
+    class Name(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NAME_UNSPECIFIED: _ClassVar[Merge.Name]
+        NAME_MEAN: _ClassVar[Merge.Name]
+        NAME_TRIMMED_MEAN: _ClassVar[Merge.Name]
+    NAME_UNSPECIFIED: Merge.Name
+    NAME_MEAN: Merge.Name
+    NAME_TRIMMED_MEAN: Merge.Name
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    name: Merge.Name
+    number: float
+    def __init__(self, name: _Optional[_Union[Merge.Name, str]] = ..., number: _Optional[float] = ...) -> None: ...
+
 class ClipSpec(_message.Message):
     __slots__ = ("value", "norm", "global_norm")
     VALUE_FIELD_NUMBER: _ClassVar[int]

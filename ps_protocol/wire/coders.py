@@ -5,6 +5,7 @@ from functools import lru_cache
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model.data import DataMarks, DataPass, DataRange, DataSpec
 from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.merging import MergeName, MergeSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
@@ -37,10 +38,13 @@ _ConstraintKind_MEMBERS: dict[Any, Any] = {1: ConstraintKind.NON_NEGATIVE, 2: Co
 _Schedule_arguments = fields.default_of(Schedule, "arguments")
 _OptimizerSpec_hyperparameters = fields.default_of(OptimizerSpec, "hyperparameters")
 _OptimizerSpec_slot_values = fields.default_of(OptimizerSpec, "slot_values")
+_MergeName_NUMBERS: dict[Any, Any] = {MergeName.MEAN: 1, MergeName.TRIMMED_MEAN: 2}
+_MergeName_MEMBERS: dict[Any, Any] = {1: MergeName.MEAN, 2: MergeName.TRIMMED_MEAN}
 _ModelSpec_clip = fields.default_of(ModelSpec, "clip")
 _PolicyName_NUMBERS: dict[Any, Any] = {PolicyName.SYNC: 1, PolicyName.SSP: 2, PolicyName.ASYNC: 3, PolicyName.OUTER: 4}
 _TokenMode_NUMBERS: dict[Any, Any] = {TokenMode.STRICT: 1, TokenMode.FIFO: 2}
 _TooStale_NUMBERS: dict[Any, Any] = {TooStale.DROP: 1, TooStale.SCALE: 2}
+_PolicySpec_merge = fields.default_of(PolicySpec, "merge")
 _PolicyName_MEMBERS: dict[Any, Any] = {1: PolicyName.SYNC, 2: PolicyName.SSP, 3: PolicyName.ASYNC, 4: PolicyName.OUTER}
 _TokenMode_MEMBERS: dict[Any, Any] = {1: TokenMode.STRICT, 2: TokenMode.FIFO}
 _TooStale_MEMBERS: dict[Any, Any] = {1: TooStale.DROP, 2: TooStale.SCALE}
@@ -51,6 +55,7 @@ _PushResult_NUMBERS: dict[Any, Any] = {PushResult.STAGED: 1, PushResult.STALE: 2
 _PushResult_MEMBERS: dict[Any, Any] = {1: PushResult.STAGED, 2: PushResult.STALE, 3: PushResult.DUPLICATE, 4: PushResult.APPLIED}
 _ShardSpec_clip = fields.default_of(ShardSpec, "clip")
 _ApplyRequest_attached = fields.default_of(ApplyRequest, "attached")
+_ApplyRequest_merge = fields.default_of(ApplyRequest, "merge")
 _AdoptRequest_replica = fields.default_of(AdoptRequest, "replica")
 _SaveState_NUMBERS: dict[Any, Any] = {SaveState.WRITING: 1, SaveState.DONE: 2, SaveState.FAILED: 3}
 _SaveState_MEMBERS: dict[Any, Any] = {1: SaveState.WRITING, 2: SaveState.DONE, 3: SaveState.FAILED}
@@ -262,6 +267,18 @@ def read_ClipSpec(message: Any) -> ClipSpec:
     )
 
 
+def write_MergeSpec(value: MergeSpec, message: Any) -> None:
+    message.name = _MergeName_NUMBERS[value.name]
+    message.number = value.number
+
+
+def read_MergeSpec(message: Any) -> MergeSpec:
+    return MergeSpec(
+        name=fields.chosen(_MergeName_MEMBERS, message.name, "merge.name") if message.name else MergeName.MEAN,
+        number=message.number,
+    )
+
+
 def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
     message.strategy = value.strategy
     message.split_bytes = value.split_bytes
@@ -332,6 +349,8 @@ def write_PolicySpec(value: PolicySpec, message: Any) -> None:
     message.too_stale = _TooStale_NUMBERS[value.too_stale]
     if (one := value.grace_s) != 0.0:
         fields.write_duration(one, message.grace)
+    if (one := value.merge) is not _PolicySpec_merge and one != _PolicySpec_merge:
+        write_MergeSpec(one, message.merge)
 
 
 def read_PolicySpec(message: Any) -> PolicySpec:
@@ -346,6 +365,7 @@ def read_PolicySpec(message: Any) -> PolicySpec:
         max_staleness=message.max_staleness if message.HasField("max_staleness") else None,
         too_stale=fields.chosen(_TooStale_MEMBERS, message.too_stale, "policy.too_stale") if message.too_stale else TooStale.DROP,
         grace_s=fields.decode_duration(message.grace, field="policy.grace") if message.HasField("grace") else 0.0,
+        merge=read_MergeSpec(message.merge) if message.HasField("merge") else _PolicySpec_merge,
     )
 
 
@@ -686,6 +706,8 @@ def write_ApplyRequest(value: ApplyRequest, message: Any) -> None:
         message.attached.SetInParent()
         write_StepAttachments(one, message.attached)
     message.wants_checksums = value.wants_checksums
+    if (one := value.merge) is not _ApplyRequest_merge and one != _ApplyRequest_merge:
+        write_MergeSpec(one, message.merge)
 
 
 def read_ApplyRequest(message: Any) -> ApplyRequest:
@@ -700,6 +722,7 @@ def read_ApplyRequest(message: Any) -> ApplyRequest:
         without=fields.decode_each(message.without, read_PushId, field="without") if message.without else (),
         attached=read_StepAttachments(message.attached) if message.HasField("attached") else _ApplyRequest_attached,
         wants_checksums=message.wants_checksums,
+        merge=read_MergeSpec(message.merge) if message.HasField("merge") else _ApplyRequest_merge,
     ))
 
 
@@ -2692,6 +2715,7 @@ WRITE: dict[type, Any] = {
     OptimizerSpec: write_OptimizerSpec,
     AverageSpec: write_AverageSpec,
     ClipSpec: write_ClipSpec,
+    MergeSpec: write_MergeSpec,
     PlacementPolicy: write_PlacementPolicy,
     PlacedSlice: write_PlacedSlice,
     ModelSpec: write_ModelSpec,
@@ -2823,6 +2847,7 @@ READ: dict[type, Any] = {
     OptimizerSpec: read_OptimizerSpec,
     AverageSpec: read_AverageSpec,
     ClipSpec: read_ClipSpec,
+    MergeSpec: read_MergeSpec,
     PlacementPolicy: read_PlacementPolicy,
     PlacedSlice: read_PlacedSlice,
     ModelSpec: read_ModelSpec,
@@ -2954,6 +2979,7 @@ MESSAGE: dict[type, Any] = {
     OptimizerSpec: tensor_pb2.OptimizerSpec,
     AverageSpec: tensor_pb2.AverageSpec,
     ClipSpec: tensor_pb2.ClipSpec,
+    MergeSpec: tensor_pb2.Merge,
     PlacementPolicy: chief_service_pb2.PlacementPolicy,
     PlacedSlice: chief_service_pb2.PlacedSlice,
     ModelSpec: chief_service_pb2.ModelSpec,

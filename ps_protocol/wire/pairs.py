@@ -14,6 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ps_protocol.model.data import DataMarks, DataPass, DataRange, DataSpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MergeSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
@@ -94,6 +95,7 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=OptimizerSpec, message=tensor_pb2.OptimizerSpec, check=special.check_optimizer),
     Pair(value=AverageSpec, message=tensor_pb2.AverageSpec),
     Pair(value=ClipSpec, message=tensor_pb2.ClipSpec),
+    Pair(value=MergeSpec, message=tensor_pb2.Merge, label="merge"),
     Pair(value=PlacementPolicy, message=chief_service_pb2.PlacementPolicy),
     Pair(value=PlacedSlice, message=chief_service_pb2.PlacedSlice),
     Pair(value=ModelSpec, message=chief_service_pb2.ModelSpec, check=special.check_model),

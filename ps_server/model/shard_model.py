@@ -466,10 +466,12 @@ class ShardModel:
         rows = _NO_ROWS
         if num_tables:
             gradients = [memory.rows for memory in memories]
-            rows = SparseStep(gradients=gradients, weights=weights or (1.0,) * len(memories), scales=scales[num_slices:])
+            rows = SparseStep(
+                gradients=gradients, weights=weights or (1.0,) * len(memories), scales=scales[num_slices:], merge=request.merge
+            )
         return StepWork(
             fused=self._fused,
-            dense=self._dense(memories, out=begin_out().memory, weights=weights, scales=scales[:num_slices]),
+            dense=replace(self._dense(memories, out=begin_out().memory, weights=weights, scales=scales[:num_slices]), merge=request.merge),
             sparse=rows,
             contributions=contributions,
         )

@@ -20,10 +20,12 @@ from ps_protocol.encodings.halves import widen_into
 from ps_protocol.model.expressions import BLOCK
 from ps_protocol.model.layout import ALIGNMENT, ArenaRange, Layout
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.model.programs import MAX_SCRATCH, Program
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array, Constraint, ConstraintKind, DataType
+from ps_server.numbers.trimmed import trimmed_mean_of
 from ps_server.optimizers.rule import NUM_SCRATCH, Measuring, UpdateRule
 
 # How an apply's work is offered to several threads, without a thread of its own.
@@ -424,7 +426,7 @@ class StepMemory:
     mean of each slice. Empty: none, and all 1.
     `encodings`: how each of `gradients` lies in its memory, as it is or in halves; empty: all as they are. `formulas`: what is computed
     once everything else is, in this order, each with the position of the contribution that has its arrays; what they write is `absent`
-    there. `step` is that of the gradients.
+    there. `merge`: what takes the place of the mean. `step` is that of the gradients.
     """
 
     value: Array
@@ -438,6 +440,7 @@ class StepMemory:
     scales: Sequence[float] = ()
     encodings: Sequence[FloatEncoding] = ()
     formulas: Sequence[tuple[int, FormulaUpdate]] = ()
+    merge: MergeSpec = MEAN
 
 
 class Blocks:
@@ -515,6 +518,7 @@ class RunView:
             for position in run.contributors
         ]
         weights = [memory.weights[position] for position in run.contributors] if memory.weights else []
+        self._merge, self._relative_weights = memory.merge, weights
         if len(memory.weights) > 1 and weights:
             scale = len(weights) / sum(weights)
             weights = [weight * scale for weight in weights] if len(weights) > 1 else [1.0]
@@ -531,6 +535,13 @@ class RunView:
         first, last = (0, self.size) if of is None else (of.start, of.stop)
         for start in range(first, last, max_size):
             yield slice(start, min(start + max_size, last))
+
+    def merged(self, part: slice, cut: "Cut") -> Array:
+        """Returns the mean of a part of the gradients, or what takes its place; perhaps in memory of `cut`."""
+        gradients = [gradient[part] for gradient in self.gradients]
+        if self._merge.num_trimmed(len(gradients)):
+            return trimmed_mean_of(gradients, self._merge, out=cut.mean, weights=self._relative_weights)
+        return mean_of(gradients, out=cut.mean, scratch=cut.scratch[0], weights=self.weights)
 
     def keep(self, part: slice) -> None:
         """Lets the values of a part stay as they are."""
@@ -720,8 +731,7 @@ class FusedApply:
         def add(task: _Part, thread: int) -> int:
             (view, part), blocks = task, self._blocks[thread]
             cut = blocks.of(view.run.arena.data_type).cut(part.stop - part.start)
-            gradients, rule = [gradient[part] for gradient in view.gradients], self._rules[view.run.arena.rule]
-            mean = mean_of(gradients, out=cut.mean, scratch=cut.scratch[0], weights=view.weights, sums=rule.sums)
+            mean = view.merged(part, cut)
             mean = self._limit(mean, cut) if self._clip.value else mean
             sums.add(view.run, part.start, mean, squares=blocks.squares(mean.size))
             return 0
@@ -761,8 +771,11 @@ class FusedApply:
             return self._apply_whole(view, part, thread)
         num_nonfinite, is_gradient = 0, not rule.spec.is_update_rule
         cut = blocks.cut(part.stop - part.start)
-        gradients = [gradient[part] for gradient in view.gradients]
-        gradient = mean_of(gradients, out=cut.mean, scratch=cut.scratch[0], weights=view.weights if is_gradient else (), sums=rule.sums)
+        if is_gradient:
+            gradient = view.merged(part, cut)
+        else:
+            updates = [update[part] for update in view.gradients]
+            gradient = mean_of(updates, out=cut.mean, scratch=cut.scratch[0], sums=rule.sums)
         if not np.isfinite(gradient, out=cut.is_finite).all():
             num_nonfinite = cut.size - int(np.count_nonzero(cut.is_finite))
         if is_gradient and self._clip.value:

@@ -20,12 +20,14 @@ from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, PsEr
 from ps_protocol.model.keys import KEYS_PART, USE_PART
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array, SparseMean
 from ps_server.numbers.first_rows import fill_table, rows_of_keys
 from ps_server.numbers.key_index import MAX_ROWS, KeyIndex
 from ps_server.numbers.memory import MemoryBudget, growing_bytes
 from ps_server.numbers.row_buckets import RowBuckets
+from ps_server.numbers.trimmed import trimmed_mean_of
 from ps_server.optimizers.rule import UpdateRule
 
 # Gradients of a table, as rows with their indices: put in order, and merged into a mean.
@@ -112,6 +114,27 @@ def mean_of_rows(
         rows /= sum_dtype.type(divisor)
     elif total is not None:
         rows /= total
+    return RowGradient(indices=indices, rows=rows)
+
+
+def trimmed_mean_of_rows(
+    gradients: Sequence[RowGradient | None], merge: MergeSpec, *, weights: Sequence[float], lacks_none: bool, sum_dtype: np.dtype[Any]
+) -> RowGradient:
+    """Returns the trimmed mean of gradients in order, in `sum_dtype`; takes memory for these rows of each of them.
+
+    A row's mean is that of the gradients that have it; with `lacks_none` those that have not, None among them, have zeros there.
+    """
+    indices = np.unique(np.concatenate([gradient.indices for gradient in gradients if gradient is not None]))
+    width = next(gradient.rows.shape[1] for gradient in gradients if gradient is not None)
+    values, present = np.zeros((len(gradients), indices.size, width), sum_dtype), np.full((len(gradients), indices.size), lacks_none)
+    for position, gradient in enumerate(gradients):
+        if gradient is not None:
+            at = np.searchsorted(indices, gradient.indices)
+            values[position, at], present[position, at] = gradient.rows, True
+    rows = np.empty((indices.size, width), sum_dtype)
+    is_here = None if present.all() else np.repeat(present, width, axis=1)
+    flat = [one.reshape(-1) for one in values]
+    trimmed_mean_of(flat, merge, out=rows.reshape(-1), weights=weights, present=is_here)
     return RowGradient(indices=indices, rows=rows)
 
 
@@ -560,12 +583,13 @@ def _known(gradient: RowGradient, numbers: Array) -> tuple[RowGradient, Array]:
 class SparseStep:
     """The part of a step for the tables: each contribution's gradients by table, how much it counts, and the factors of the tables' means.
 
-    The weight of one alone is a factor.
+    The weight of one alone is a factor. `merge`: what takes the place of the mean.
     """
 
     gradients: Sequence[Mapping[int, RowGradient]]
     weights: Sequence[float]
     scales: Sequence[float]
+    merge: MergeSpec = MEAN
 
 
 class TableGroup:
@@ -682,19 +706,19 @@ class TableGroup:
         if not given:
             return None
         variable = self._tables[position].piece.variable
-        weights, divisor = [weight for _, weight in given], None
+        weights, divisor, lacks_none = [weight for _, weight in given], None, variable.sparse_mean is SparseMean.PER_REPLICA
         if len(step.weights) == 1:
             divisor = 1.0
-        elif variable.sparse_mean is SparseMean.PER_REPLICA:
+        elif lacks_none:
             divisor = float(len(step.weights))
             weights = [weight * (divisor / sum(step.weights)) for weight in weights]
         with np.errstate(all="ignore"):
-            mean = mean_of_rows(
-                [gradient for gradient, _ in given],
-                weights=weights,
-                divisor=divisor,
-                sum_dtype=variable.data_type.sum_dtype,
-            )
+            sum_dtype = variable.data_type.sum_dtype
+            if step.merge.num_trimmed(len(step.weights) if lacks_none else len(given)):
+                rows = [one.get(position) for one in step.gradients]
+                mean = trimmed_mean_of_rows(rows, step.merge, weights=step.weights, lacks_none=lacks_none, sum_dtype=sum_dtype)
+            else:
+                mean = mean_of_rows([gradient for gradient, _ in given], weights=weights, divisor=divisor, sum_dtype=sum_dtype)
             if self._limit:
                 np.clip(mean.rows, -self._limit, self._limit, out=mean.rows)
         return mean

@@ -15,7 +15,7 @@ from chief.core.coordinator import Coordinator
 from chief.core.ending import Ending
 from chief.core.epoch.answers import Answers
 from chief.core.epoch.training import Training
-from chief.core.messages import EndProcesses
+from chief.core.messages import ApplyStep, EndProcesses
 from chief.policies.base import Grant
 from chief.policies.fifo import FifoTokens
 from chief.policies.ordered import OrderedPolicy
@@ -25,6 +25,7 @@ from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
+from ps_protocol.model.merging import MEAN
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Durability
@@ -45,7 +46,7 @@ from ps_server.shard.gate import AdmittedWorkers, Fences
 from ps_server.shard.shard import Shard, ShardHistory
 from tests.simulation.chief_links import SimulatedPace
 from tests.simulation.oracle import Oracle
-from tests.simulation.scenario import Fault, Scenario, unlocked
+from tests.simulation.scenario import MERGES, Fault, Scenario, unlocked
 from tests.simulation.shard_node import ShardNode
 from tests.simulation.world import NetworkSpec
 from worker_client.core.worker import Worker
@@ -297,6 +298,15 @@ def _compares_with_the_slowest(patch: pytest.MonkeyPatch) -> None:
         return 0.0 if own is None else max(one.inner.pace_s for one in self.live_workers if one.inner is not None) / own.pace_s
 
     patch.setattr(Membership, "speed_of", speed_of)
+
+
+def _forgets_how_to_merge(patch: pytest.MonkeyPatch) -> None:
+    real = Training._have
+
+    def have(self: Training, told: Any) -> None:
+        real(self, replace(told, merge=MEAN) if isinstance(told, ApplyStep) else told)
+
+    patch.setattr(Training, "_have", have)
 
 
 def _counts_in_a_step_that_is_applied(patch: pytest.MonkeyPatch) -> None:
@@ -614,6 +624,7 @@ _FIFO = PolicySpec(tokens=TokenMode.FIFO)
 _SSP = PolicySpec(name=PolicyName.SSP, staleness=0)
 _ASYNC = PolicySpec(name=PolicyName.ASYNC)
 _OUTER = PolicySpec(name=PolicyName.OUTER, replicas_to_aggregate=1)
+_TRIMMED = PolicySpec(merge=MERGES[-1])
 _ASYNC_DROP = PolicySpec(name=PolicyName.ASYNC, max_staleness=0)
 _SSP_SCALE = PolicySpec(name=PolicyName.SSP, staleness=3, max_staleness=0, too_stale=TooStale.SCALE)
 
@@ -825,6 +836,7 @@ MUTATIONS: dict[str, Mutation] = {
     "async: what is too stale is applied": Mutation("P", _forgets_the_limit_of_staleness, under(_ASYNC_DROP)),
     "ssp: workers run ahead of the slowest": Mutation("P", _lets_everybody_run_ahead, under(_SSP)),
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
+    "merge: contributions are merged as their mean": Mutation("P", _forgets_how_to_merge, under(_TRIMMED)),
     "sync: contributions count without their weights": Mutation("5", _forgets_weights, under(DEFAULT_POLICY)),
     "outer: what comes while a step is applied counts in it": Mutation("23", _counts_in_a_step_that_is_applied, under(_OUTER)),
     "workers are told how fast they are beside the slowest": Mutation("P", _compares_with_the_slowest, under(DEFAULT_POLICY)),

@@ -11,6 +11,7 @@ import numpy as np
 
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.layout import ALIGNMENT
+from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import CommitResult, PushOutcome
@@ -50,6 +51,17 @@ def rate_of(worker: int, sequence: int) -> float | None:
 def phase_of(sequence: int) -> int:
     """Returns the phase of training that a contribution with a learning rate names; it grows with the worker's contributions. 0: none."""
     return sequence // 6
+
+
+def _trimmed_mean(gradients: Sequence[Array], weights: Sequence[float], num_trimmed: int) -> Array:
+    mean = np.zeros_like(gradients[0])
+    for element in range(mean.size):
+        order = sorted(range(len(gradients)), key=lambda one: gradients[one][element])
+        kept = sorted(order[num_trimmed : len(order) - num_trimmed])
+        mean[element] = np.float32(sum(weights[one] * gradients[one][element] for one in kept)) / np.float32(
+            sum(weights[one] for one in kept)
+        )
+    return mean
 
 
 def index_of(server: str) -> int:
@@ -178,7 +190,8 @@ class Oracle:
             self._check_once(epoch, step, contributors)
             self._check_said(epoch, step, contributors)
             rules = self._rules_at.get(request.fence.chief_incarnation, self.rules)
-            if words := rules.broken_by_step(step, contributors, request.weights, self._made_at.get(life, {}), self._counted_under):
+            made_at = self._made_at.get(life, {})
+            if words := rules.broken_by_step(step, contributors, request.weights, made_at, self._counted_under, merge=request.merge):
                 raise BrokenPromise(f"P: step {step} of epoch {epoch.number} under {rules.spec.text}: {words}")
             self._check_changes(epoch, step, rules.spec, rate)
             epoch.rates[step] = rate
@@ -194,7 +207,7 @@ class Oracle:
         weights = [factor if len(contributors) == 1 else 1.0 if num_given == 1 else weight_of(one.worker) for one in contributors]
         given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
         rate, phase = self._numbers_of(life, [push_id for push_id, _ in given], rate)
-        state = self._next_state(epoch.states[server, step], life, server, given, rate=rate, phase=phase)
+        state = self._next_state(epoch.states[server, step], life, server, given, rate=rate, phase=phase, merge=request.merge)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(
                 f"5: {server} step {step} of epoch {epoch.number}: has {self._values(arena)}, {contributors} make {state.value}"
@@ -568,17 +581,29 @@ class Oracle:
                     del epoch.used[identity]
 
     def _next_state(
-        self, state: State, life: int, server: str, contributions: Sequence[tuple[PushId, float]], *, rate: float, phase: int
+        self,
+        state: State,
+        life: int,
+        server: str,
+        contributions: Sequence[tuple[PushId, float]],
+        *,
+        rate: float,
+        phase: int,
+        merge: MergeSpec = MEAN,
     ) -> State:
         total = np.zeros_like(state.value)
         given = [one for one in sorted(contributions) if (life, one[0]) not in self._empty]
         if not given:
             return state
         scale = len(given) / sum(weight for _, weight in given) if len(contributions) > 1 else 1.0
+        gradients = []
         for push_id, weight in given:
             of = lie_of if self._lies.get((server, push_id)) else gradient_of
-            total = total + of(push_id, shard=index_of(server), size=self._size) * np.float32(weight * scale)
+            gradients.append(of(push_id, shard=index_of(server), size=self._size))
+            total = total + gradients[-1] * np.float32(weight * scale)
         mean = total / np.float32(len(given))
+        if num_trimmed := merge.num_trimmed(len(given)):
+            mean = _trimmed_mean(gradients, [weight for _, weight in given], num_trimmed)
         before = np.zeros_like(mean) if phase > state.phase else state.momentum
         momentum = before * np.float32(MOMENTUM) + mean
         return State(state.value - momentum * np.float32(rate), momentum, max(phase, state.phase))

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from ps_protocol.model.merging import MergeSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.chief import CommitResult, PushOutcome
 from ps_protocol.roles.contribution import PushId
@@ -57,6 +58,8 @@ class PolicyRules:
         weights: tuple[float, ...],
         made_at: Mapping[PushId, int],
         counted_under: Mapping[PushId, "Collection[PolicyRules]"],
+        *,
+        merge: MergeSpec,
     ) -> str:
         """Returns which rule a step breaks, in words; empty: none.
 
@@ -64,6 +67,8 @@ class PolicyRules:
         what was counted under others before a change goes over as it is.
         """
         former = [rules for push_id in contributors for rules in counted_under.get(push_id, ())]
+        if merge not in {rules.spec.merge for rules in (self, *former)}:
+            return f"its contributions are merged as {merge}"
         if self.spec.has_common_steps:
             return self._broken_by_common_step(step, contributors, made_at, former)
         if len(contributors) != 1:

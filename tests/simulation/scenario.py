@@ -4,12 +4,14 @@ import random
 from dataclasses import dataclass, replace
 
 from ps_protocol.model.data import DataSpec
+from ps_protocol.model.merging import MEAN, merge_of
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY
 from tests.simulation.world import NetworkSpec
 
 FAULTS_S = 5.0
+MERGES = (MEAN, merge_of("trimmed_mean:0.34"))
 # By then every cluster has its first values.
 _BEGUN_S = 1.0
 
@@ -165,7 +167,12 @@ def _outer(chance: random.Random) -> PolicySpec | None:
     """Steps that wait a while for late contributions, and take still later ones; None, mostly: another policy."""
     if chance.random() < 0.88:
         return None
-    return PolicySpec(name=PolicyName.OUTER, grace_s=chance.choice((0.0, 0.05, 0.3, 1.0)), max_staleness=chance.choice((None, None, 1, 3)))
+    return PolicySpec(
+        name=PolicyName.OUTER,
+        grace_s=chance.choice((0.0, 0.05, 0.3, 1.0)),
+        max_staleness=chance.choice((None, None, 1, 3)),
+        merge=chance.choice(MERGES),
+    )
 
 
 def _data(chance: random.Random) -> DataSpec | None:
@@ -219,6 +226,7 @@ def _slow_beginnings(chance: random.Random, *, num_workers: int) -> tuple[Fault,
 POLICIES = (
     DEFAULT_POLICY,
     PolicySpec(replicas_to_aggregate=1),
+    PolicySpec(merge=MERGES[-1]),
     PolicySpec(tokens=TokenMode.FIFO),
     PolicySpec(name=PolicyName.ASYNC),
     PolicySpec(name=PolicyName.ASYNC, max_staleness=1),

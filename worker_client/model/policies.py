@@ -5,6 +5,7 @@ from typing import TypeVar
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.merging import merge_of
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.spec import AverageSpec
 from worker_client.model.optimizers import plain_number
@@ -17,13 +18,22 @@ _TOO_STALE = {"drop": TooStale.DROP, "scale": TooStale.SCALE}
 
 
 def sync_policy(
-    *, tokens: str = "strict", num_tokens: int = -1, replicas_to_aggregate: int | None = None, total_num_replicas: int | None = None
+    *,
+    tokens: str = "strict",
+    num_tokens: int = -1,
+    replicas_to_aggregate: int | None = None,
+    total_num_replicas: int | None = None,
+    merge: str = "mean",
 ) -> PolicySpec:
     """Returns the policy whose steps are means of `replicas_to_aggregate` contributions computed from the step's own variables.
 
     `tokens`: "strict" (a worker continues when its step is applied) or "fifo" (exactly the token queue of SyncReplicasOptimizer, with
     `num_tokens` initial tokens; -1: as many as `replicas_to_aggregate`; each token that the first step does not need leads to a gradient
     that is dropped). None keeps the chief's own value. Raises InvalidSpec.
+
+    `merge`: how a step's contributions become the gradient that the optimizer gets, weights honoured, in the order of the workers: "mean";
+    or "trimmed_mean:0.25", which for each element leaves out so large a share of the values (rounded down) at either end, NaN counting as
+    the largest (Yin et al., arXiv 1803.01498). It also holds for rows of tables, and not for updates of buffers.
     """
     return PolicySpec(
         name=PolicyName.SYNC,
@@ -31,6 +41,7 @@ def sync_policy(
         num_tokens=_plain(num_tokens),
         replicas_to_aggregate=_plain(replicas_to_aggregate),
         total_num_replicas=_plain(total_num_replicas),
+        merge=merge_of(merge),
     )
 
 
@@ -70,12 +81,14 @@ def outer_policy(
     *,
     grace_s: float = 0.0,
     max_staleness: int | None = None,
+    merge: str = "mean",
 ) -> PolicySpec:
     """Returns the policy for contributions that take long to compute, such as the sum of many steps of a worker's own optimizer.
 
     A step is the weighted mean of at least `replicas_to_aggregate` contributions. Once it has so many, it waits up to `grace_s` seconds for
     those of the other live workers. A contribution that comes later still is a part of the next step, unless it is more than
-    `max_staleness` steps late (None: however late). With as many contributions as workers a step depends on no timing. Raises InvalidSpec.
+    `max_staleness` steps late (None: however late). With as many contributions as workers a step depends on no timing.
+    `merge`: see `sync_policy`. Raises InvalidSpec.
     """
     return PolicySpec(
         name=PolicyName.OUTER,
@@ -83,6 +96,7 @@ def outer_policy(
         total_num_replicas=_plain(total_num_replicas),
         grace_s=grace_s,
         max_staleness=_plain(max_staleness),
+        merge=merge_of(merge),
     )
 
 

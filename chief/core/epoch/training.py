@@ -30,6 +30,7 @@ from chief.policies.base import Grant, Policy, Verdict
 from chief.policies.factory import new_policy
 from ps_protocol.errors import ContributionMissing, InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MergeSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
 from ps_protocol.roles.checkpoint import Checkpoint, ChosenPush
@@ -100,6 +101,7 @@ class _Step:
     step: int
     contributors: tuple[PushId, ...]
     weights: tuple[float, ...]
+    merge: MergeSpec
     redo: ApplyRequest | None = None
 
 
@@ -647,7 +649,8 @@ class Training:
         # A finished training takes no further step; under the other policies it owes those that it has accepted.
         may_step = self._model.is_ready and not (policy.spec.has_common_steps and self._ending.is_finished)
         if self.is_idle and may_step and policy.is_complete:
-            self._begin_step(_Step(step=policy.step, contributors=policy.contributors, weights=policy.weights), policy.last_worker, now)
+            step = _Step(step=policy.step, contributors=policy.contributors, weights=policy.weights, merge=policy.spec.merge)
+            self._begin_step(step, policy.last_worker, now)
         if not policy.is_in_grace:
             self._grace_timer.clear()
         elif self._grace_timer.due is None:
@@ -659,7 +662,7 @@ class Training:
 
     def redo(self, request: ApplyRequest, now: float) -> None:
         """Has all shards apply a step that some have applied already, with the same contributions."""
-        step = _Step(step=request.step, contributors=request.contributors, weights=request.weights, redo=request)
+        step = _Step(step=request.step, contributors=request.contributors, weights=request.weights, merge=request.merge, redo=request)
         self._ledger.roll_back(request.step, now=now)
         self._begin_step(step, request.contributors[-1].worker if request.contributors else 0, now)
 
@@ -728,7 +731,7 @@ class Training:
         if model is None or not model.clip.needs_norms:
             self._apply(())
             return
-        self._have(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights))
+        self._have(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights, merge=step.merge))
 
     def _have(self, told: PrepareStep | ApplyStep | BringReplicasBack) -> None:
         self._told = told
@@ -743,6 +746,7 @@ class Training:
                 step=step.step,
                 contributors=step.contributors,
                 weights=step.weights,
+                merge=step.merge,
                 scales=factors,
                 discards=self._take_discards() if step.redo is None else (),
                 ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,

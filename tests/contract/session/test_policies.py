@@ -1,6 +1,9 @@
 """One contract for how workers are coordinated, in process and over gRPC: bounded staleness, no waiting, the original's token queue."""
 
 import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,6 +172,31 @@ def test_a_late_contribution_is_in_the_next_outer_step_by_its_weight(start: Star
     assert values["b"].tolist() == [-7.0] * 40
     with pytest.raises(InvalidSpec, match="weight: got 0, want a number from 1e-12"):
         slow.push(ONES, weight=0)
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+@pytest.mark.parametrize("make", [worker_client.sync_policy, worker_client.outer_policy])
+def test_a_trimmed_step_leaves_out_what_is_largest_and_smallest_in_each_element(
+    start: Start, make: Callable[..., PolicySpec], num_ps: int
+) -> None:
+    cluster, policy = start(Shape(num_ps=num_ps, num_workers=3)), make(merge="trimmed_mean:0.34")
+    sessions = [joined(cluster, policy if index == 0 else None) for index in range(3)]
+    given = [(1.0, 1e30), (np.inf, 2.0), (3.0, -1e30)]
+    step_together(
+        sessions, [{"a": np.full(3, a), "b": np.full(40, b), "t": IndexedSlices([8], np.full((1, 2), a, np.float32))} for a, b in given]
+    )
+    values = sessions[0].read()
+    assert values["a"].tolist() == [-3.0] * 3 and values["b"].tolist() == [-2.0] * 40
+    np.testing.assert_array_equal(sessions[0].read_rows("t", [8]), [[-3, -3]])
+
+
+def step_together(sessions: Sequence[Session], gradients: Sequence[dict[str, Any]], *, weights: Sequence[float] = (1.0, 1.0, 1.0)) -> None:
+    with ThreadPoolExecutor(len(sessions)) as threads:
+        steps = [
+            threads.submit(session.step, given, weight=weight, timeout_s=20)
+            for session, given, weight in zip(sessions, gradients, weights, strict=True)
+        ]
+    assert all(step.result().is_accepted for step in steps)
 
 
 def test_fifo_tokens_are_those_of_the_original(start: Start) -> None:

@@ -9,6 +9,7 @@ from chief.config import ChiefConfig, parse_config
 from chief.options import CheckpointConfig, CoordinationConfig
 from chief.serving.server import reachable, towards
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.merging import merge_of
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import PushOutcome
@@ -151,6 +152,7 @@ def test_the_default_policy_is_strict_sync() -> None:
         (("--tokens", "fifo", "--num-tokens", "-1"), PolicySpec(tokens=TokenMode.FIFO)),
         (("--tokens", "FIFO", "--num-tokens", "0"), PolicySpec(tokens=TokenMode.FIFO, num_tokens=0)),
         (("--policy", "ssp", "--staleness", "3"), PolicySpec(name=PolicyName.SSP, staleness=3)),
+        (("--merge", "trimmed_mean:0.25"), PolicySpec(merge=merge_of("trimmed_mean:0.25"))),
         (("--policy", "async", "--no-locking"), PolicySpec(name=PolicyName.ASYNC, use_locking=False)),
         (
             ("--policy", "async", "--max-staleness", "0", "--too-stale", "scale"),
@@ -168,6 +170,7 @@ def test_flags_give_the_policy(flags: tuple[str, ...], policy: PolicySpec) -> No
         (("--policy", "bsp"), "--policy: got 'bsp', want sync or ssp or async"),
         (("--tokens", "lifo"), "--tokens: got 'lifo', want strict or fifo"),
         (("--too-stale", ""), "--too-stale: got '', want drop or scale"),
+        (("--merge", "median"), "--merge: got 'median', want a way to merge .merge: got 'median', want one of mean, trimmed_mean"),
         (("--num-tokens", "-2"), "--num-tokens: got '-2', want a whole number from -1 to 1001000"),
         (("--tokens", "fifo", "--num-tokens", "2147483648"), "--num-tokens: got '2147483648', want a whole number from -1 to 1001000"),
         (("--tokens", "fifo", "--num-tokens", "1021", "--workers", "2"), "num_tokens: got 1021, want at most 1020 where a step queues 2"),

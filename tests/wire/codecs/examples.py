@@ -15,6 +15,7 @@ from ps_protocol.model import policy
 from ps_protocol.model.data import DataMarks, DataPass, DataSpec
 from ps_protocol.model.keys import buckets_for
 from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.merging import MEAN, MergeSpec, merge_of
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
@@ -87,7 +88,7 @@ POLICIES = (
     policy.PolicySpec(tokens=policy.TokenMode.FIFO, num_tokens=0, replicas_to_aggregate=2, total_num_replicas=3),
     policy.PolicySpec(name=policy.PolicyName.SSP, staleness=4, max_staleness=0, too_stale=policy.TooStale.SCALE),
     policy.PolicySpec(name=policy.PolicyName.ASYNC, use_locking=False),
-    policy.PolicySpec(name=policy.PolicyName.OUTER, grace_s=1.5),
+    policy.PolicySpec(name=policy.PolicyName.OUTER, grace_s=1.5, merge=merge_of("trimmed_mean:0.25")),
 )
 PLACEMENT = tuple(PlacedSlice(slice=piece, shard=index) for index, piece in enumerate(SLICES))
 SPEC = shard.ShardSpec(epoch=1, shard=2, layout=Layout(SLICES), optimizer=ADAM, initial_step=3, attempt=4, max_staged_per_worker=5)
@@ -127,6 +128,7 @@ KNOWN: dict[Any, tuple[Any, ...]] = {
     ),
     AverageSpec: (AVERAGES,),
     ClipSpec: (CLIP,),
+    MergeSpec: (merge_of("trimmed_mean:0.25"), MEAN),
     PlacementPolicy: (RICH_MODEL.placement, MODEL.placement),
     chief.ChangeSettingsRequest: (
         chief.ChangeSettingsRequest(policy=POLICIES[2], request_id=7, max_wait_s=2.0),

@@ -1,8 +1,11 @@
 """A policy as a value: valid combinations, and their meaning for servers and workers."""
 
+from typing import Any
+
 import pytest
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.merging import merge_of
 from ps_protocol.model.policy import MAX_REPLICAS, PolicyName, PolicySpec, TokenMode, TooStale
 
 SYNC, SSP, ASYNC = PolicyName.SYNC, PolicyName.SSP, PolicyName.ASYNC
@@ -13,6 +16,7 @@ SYNC, SSP, ASYNC = PolicyName.SYNC, PolicyName.SSP, PolicyName.ASYNC
     [
         (PolicySpec(), "sync", False, False, False),
         (PolicySpec(tokens=TokenMode.FIFO), "sync, fifo tokens", True, False, False),
+        (PolicySpec(merge=merge_of("trimmed_mean:0.25")), "sync, trimmed_mean:0.25", False, False, False),
         (PolicySpec(name=SSP, staleness=2), "ssp(2)", True, True, False),
         (PolicySpec(name=ASYNC), "async", True, True, False),
         (PolicySpec(name=ASYNC, max_staleness=4), "async, drops beyond staleness 4", True, True, False),
@@ -43,6 +47,7 @@ def test_each_policy_has_a_description_and_its_rules(
             {"name": ASYNC, "use_locking": False, "max_staleness": 1},
             "max_staleness: async without locking applies before anybody",
         ),
+        ({"name": SSP, "merge": merge_of("trimmed_mean:0.25")}, "merge: it is for the policy outer and sync, not ssp"),
         ({"name": SSP, "staleness": 1.5}, "staleness: got 1.5, want a whole number"),
         ({"name": SSP, "staleness": True}, "staleness: got True, want a whole number"),
         ({"name": SSP, "staleness": None}, "staleness: got None, want a whole number"),
@@ -55,3 +60,20 @@ def test_each_policy_has_a_description_and_its_rules(
 def test_policy_fields_that_contradict_each_other_are_refused(fields: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidSpec, match=text):
         PolicySpec(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("median", "got 'median', want one of mean, trimmed_mean"),
+        ("trimmed_mean:many", "got 'trimmed_mean:many', want one of"),
+        (0.25, "got 0.25, want one of"),
+        ("trimmed_mean", "trimmed_mean with 0.0, want the share to leave out at each end"),
+        ("trimmed_mean:0.5", "trimmed_mean with 0.5, want the share"),
+        ("trimmed_mean:nan", "trimmed_mean with nan, want the share"),
+        ("mean:1", "mean with 1.0, want no number"),
+    ],
+)
+def test_a_way_to_merge_that_means_nothing_is_refused(text: Any, words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        merge_of(text)
