@@ -76,6 +76,17 @@ def buckets_for(max_rows: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
+def draws(spread_keys: Keys, *, seed: int, step: int) -> npt.NDArray[np.float64]:
+    """Returns a number from 0 up to 1 for each key, as if at random, which follows from key, seed and step alone."""
+    salt = np.array([seed], np.uint64) + _GAMMA
+    mix(salt)
+    salt ^= np.uint64(step)
+    mix(salt)
+    words = spread_keys.view(np.uint64) ^ salt
+    mix(words)
+    return (words >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
+
+
 def key_range(start: int, stop: int, *, num_buckets: int) -> tuple[int, int]:
     """Returns the least and the greatest spread key of the buckets from `start` up to `stop`, which are at least one."""
     size = (1 << 64) // num_buckets

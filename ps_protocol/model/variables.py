@@ -228,7 +228,8 @@ class VariableSpec:
     `optimizer` None: the model's. `is_sparse`: a table whose gradients come as rows; it is read by rows, and not with the other variables.
     `initializer` (tables only) None: the first values are sent. `partition` None: cut by size, by the model's placement policy.
     `keys` (tables only): of a keyed table, axis 0 of the shape counts buckets of keys, `keys.buckets_for(max_rows)`; it begins
-    without any row, and where it has `max_rows` (0: no such bound), those that were not used lately make room for new ones.
+    without any row, and where it has `max_rows` (0: no such bound), those that were not used lately make room for new ones. After
+    `max_age_steps` (0: never) that did not use it, a row is gone. A key gets one in a step with `admit_probability` (0: always).
     """
 
     name: str
@@ -242,6 +243,8 @@ class VariableSpec:
     partition: Partition | None = None
     keys: RowKeys = RowKeys.NUMBERS
     max_rows: int = 0
+    max_age_steps: int = 0
+    admit_probability: float = 0.0
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -265,6 +268,11 @@ class VariableSpec:
         zero_row = None if self.initializer is None else self.initializer.zero_row
         if type(self.max_rows) is not int or not 0 <= self.max_rows <= MAX_BOUND or (self.max_rows and not self.is_keyed):
             raise InvalidSpec(f"{what}: max_rows = {shown(self.max_rows)}, want 1 to 2^36, of a table with keys only")
+        if type(self.max_age_steps) is not int or not 0 <= self.max_age_steps < 1 << 31 or (self.max_age_steps and not self.is_keyed):
+            raise InvalidSpec(f"{what}: max_age_steps = {shown(self.max_age_steps)}, want 1 to 2^31 - 1, of a table with keys only")
+        chance = self.admit_probability
+        if type(chance) is not float or not 0 <= chance < 1 or (chance and not self.is_keyed):
+            raise InvalidSpec(f"{what}: admit_probability = {shown(chance)}, want more than 0 and at most 1, of a table with keys only")
         if self.is_keyed and (not self.is_sparse or self.initializer is None or self.shape[0] != buckets_for(self.max_rows)):
             raise InvalidSpec(f"{what}: only a table of {buckets_for(self.max_rows)} buckets whose first values its server makes has keys")
         if self.is_keyed and zero_row is not None:

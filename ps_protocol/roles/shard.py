@@ -438,8 +438,8 @@ class ShardReport:
     The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds. `variables_bytes` (two copies)
     and `slots_bytes` (with averages) are parts of `allocated_bytes`; the rest is for contributions, and buffers that are used again.
     `created_bytes`: first values that have arrived or been made, while the model is being created. `cpu_s`: processor time of the server's
-    process, of all threads; 0 where the shard is in the process of another role. `num_rows`: of tables with keys; `num_evicted` made room
-    for others, and `num_refused` keys found none.
+    process, of all threads; 0 where the shard is in the process of another role. `num_rows`: of tables with keys; `num_made` were made,
+    `num_evicted` made room for others, `num_refused` keys found none, and `num_unadmitted` were not to have one yet.
     """
 
     allocated_bytes: int = 0
@@ -455,8 +455,10 @@ class ShardReport:
     created_bytes: int = 0
     cpu_s: float = 0.0
     num_rows: int = 0
+    num_made: int = 0
     num_evicted: int = 0
     num_refused: int = 0
+    num_unadmitted: int = 0
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,8 @@ def write_VariableSpec(value: VariableSpec, message: Any) -> None:
         write_Partition(one, message.partition)
     message.keys = _RowKeys_NUMBERS[value.keys]
     message.max_rows = value.max_rows
+    message.max_age_steps = value.max_age_steps
+    message.admit_probability = value.admit_probability
 
 
 def read_VariableSpec(message: Any) -> VariableSpec:
@@ -125,6 +127,8 @@ def read_VariableSpec(message: Any) -> VariableSpec:
             partition=read_Partition(message.partition) if message.HasField("partition") else None,
             keys=fields.chosen(_RowKeys_MEMBERS, message.keys, "keys"),
             max_rows=message.max_rows,
+            max_age_steps=message.max_age_steps,
+            admit_probability=message.admit_probability,
         )
     except fields.MalformedMessage as error:
         words = f"{special.variable_place(message)}: {error.message}"
@@ -889,8 +893,10 @@ def write_ShardReport(value: ShardReport, message: Any) -> None:
     if (one := value.cpu_s) != 0.0:
         fields.write_duration(one, message.cpu)
     message.num_rows = value.num_rows
+    message.num_made = value.num_made
     message.num_evicted = value.num_evicted
     message.num_refused = value.num_refused
+    message.num_unadmitted = value.num_unadmitted
 
 
 def read_ShardReport(message: Any) -> ShardReport:
@@ -908,8 +914,10 @@ def read_ShardReport(message: Any) -> ShardReport:
         created_bytes=message.created_bytes,
         cpu_s=fields.decode_duration(message.cpu, field="cpu") if message.HasField("cpu") else 0.0,
         num_rows=message.num_rows,
+        num_made=message.num_made,
         num_evicted=message.num_evicted,
         num_refused=message.num_refused,
+        num_unadmitted=message.num_unadmitted,
     )
 
 

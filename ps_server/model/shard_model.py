@@ -393,7 +393,7 @@ class ShardModel:
         fused = self._idle_fused.pop() if self._idle_fused else self._fused.clone()
         memory = self.inbox.begin_arrival(contribution, step=self.step)
         # One thread at a time may make rows, and several apply.
-        self._tables.make_rows(memory.rows)
+        self._tables.make_rows(memory.rows, step=self.step)
         self._settings.begin(self.step)
         return StepWork(
             fused=fused,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
-from ps_protocol.model.keys import KEYS_PART, USE_PART
+from ps_protocol.model.keys import KEYS_PART, USE_PART, draws
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MEAN, MergeSpec
@@ -152,8 +152,11 @@ _KEY_DTYPE = np.dtype("<i8")
 # A key with its place in the index, of which 25 to 70 % are taken; while a larger one is made there are two.
 _KEY_BYTES = 8 + 30
 
-# And what a bounded table has for it: the step that used it, its place in a bucket, and whether a step needs it.
-_BOUNDED_BYTES = 4 + 5 + 1
+# The step that used a row last; and in a bounded table its place in a bucket, and whether a step needs it.
+_USE_BYTES, _BOUNDED_BYTES = 4, 5 + 1
+# The rows that a step looks at to find those that are gone, at least, and for each that it needs.
+_LOOKED_AT, _LOOKED_AT_PER_ROW = 1 << 12, 16
+_GOLDEN = 0x9E3779B97F4A7C15
 _STEP_BITS = (1 << 32) - 1
 
 
@@ -210,13 +213,16 @@ class Table:
         self._max_rows = min(MAX_ROWS, MAX_TENSOR_BYTES // max(1, self.row_bytes)) if piece.variable.is_keyed else piece.stop - piece.start
         if piece.variable.max_rows:
             self._max_rows = min(self._max_rows, piece.variable.max_rows)
-        # Of all steps of this process: rows that made room, and keys that found none.
-        self.num_evicted = self.num_refused = 0
+        self._max_age = piece.variable.max_age_steps
+        has_use = bool(piece.variable.max_rows or self._max_age)
+        # Of all steps of this process: rows that were made, those whose place went to another key, and keys that found none or that were
+        # not admitted.
+        self.num_made = self.num_evicted = self.num_refused = self.num_unadmitted = 0
         try:
             self.index = KeyIndex(self._allocate("keys", _KEY_DTYPE.itemsize).view(_KEY_DTYPE)) if piece.variable.is_keyed else None
             self._buckets = RowBuckets(piece, self._growing) if piece.variable.max_rows else None
             # By row, the step that used it last, modulo 2^32.
-            self._use = self._growing("use of rows", 4, self._max_rows if self._buckets else 0).view(np.uint32)
+            self._use = self._growing("use of rows", _USE_BYTES, self._max_rows if has_use else 0).view(np.uint32)
             self.values = self._allocate_rows("rows")
             self._spare = self.values if self._is_lazy else self._allocate_rows("a second copy of the rows")
             self.slots = {name: self._allocate_rows(f"slot {name!r}") for name in rule.slots}
@@ -235,7 +241,7 @@ class Table:
     def parts(self) -> dict[str, Array]:
         """The memory of all rows, by the names that it has in a checkpoint: the values (an empty name), slots, and keys if there are."""
         keys = {} if self.index is None else {KEYS_PART: self.index.keys[: self.num_rows]}
-        if self._buckets is not None:
+        if self._use.size:
             keys[USE_PART] = self._use[: self.num_rows]
         return keys | {name: memory[: self.num_rows] for name, memory in {"": self.values, **self.slots}.items()}
 
@@ -253,7 +259,8 @@ class Table:
         """About how many bytes each row takes that a gradient makes; 0 if all rows are there."""
         if self.index is None:
             return 0
-        return _KEY_BYTES + (1 + len(self.slots)) * self.row_bytes + (_BOUNDED_BYTES if self._buckets is not None else 0)
+        bound_bytes = (_USE_BYTES if self._use.size else 0) + (_BOUNDED_BYTES if self._buckets is not None else 0)
+        return _KEY_BYTES + (1 + len(self.slots)) * self.row_bytes + bound_bytes
 
     def extend(self, keys: Array) -> tuple[int, Array]:
         """Gives the next rows to those of the keys, none of which is there, that are the table's, in order. Raises LimitExceeded.
@@ -271,10 +278,27 @@ class Table:
         self._add(keys)
         return first, chosen
 
-    def make_rows(self, keys: Array) -> None:
-        """Makes the rows of those of the keys, each different, that have none, as far as there is room. Raises LimitExceeded."""
-        _, new, evicted = self._places_of(keys, evicts=False)
+    def make_rows(self, gradient: RowGradient, *, step: int) -> None:
+        """Makes the rows of those keys that have none and are admitted at `step`, as far as there is room. Raises LimitExceeded."""
+        keys, num_before = gradient.indices, gradient.indices.size
+        keys = self.admitted(gradient, step=step).indices
+        self.num_unadmitted += num_before - keys.size
+        numbers, new, evicted = self._places_of(keys, evicts=False)
+        again = self._gone_among(numbers)
+        self._renew(numbers[again], keys[again])
         self._make(keys[new], evicted)
+
+    def admitted(self, gradient: RowGradient, *, step: int | None = None) -> RowGradient:
+        """Returns the gradient without those keys that have no row and are to get none at `step` (None: the one that is applied next)."""
+        variable = self.piece.variable
+        if self.index is None or not variable.admit_probability:
+            return gradient
+        assert variable.initializer is not None
+        keys, at = gradient.indices, self._progress.step if step is None else step
+        numbers = self.index.find(keys)
+        stays = draws(keys, seed=variable.initializer.seed, step=at) < variable.admit_probability
+        stays |= (numbers >= 0) & ~self._is_gone(numbers, self._progress.step)
+        return RowGradient(indices=keys[stays], rows=gradient.rows[stays])
 
     def _places_of(self, keys: Array, *, evicts: bool) -> tuple[Array, Array, Array]:
         """Returns the row number of each key, which rows are still to be made, and the rows of other keys that make room.
@@ -291,6 +315,8 @@ class Table:
             places = self._buckets.places(keys[new], needed=numbers[numbers >= 0], ages=ages, keys_of=self.index.keys)
             self.num_refused += new.size - places.added.size - places.replacing.size
             new, evicted = new[np.concatenate([places.added, places.replacing])], places.evicted
+        elif self._max_age and evicts and new.size:
+            evicted = self._some_that_are_gone(new.size, needed=numbers)
         self._check_room(new.size - evicted.size)
         if new.size:
             numbers[new] = np.concatenate([np.arange(self.num_rows, self.num_rows + new.size - evicted.size), evicted])
@@ -301,21 +327,47 @@ class Table:
         ages: Array = np.uint32((self._progress.step + 1) & _STEP_BITS) - self._use[rows]
         return ages
 
+    def _is_gone(self, numbers: Array, step: int) -> Array:
+        """Returns whether no step for so long used the rows, or those before the number -1, that they are gone at `step`."""
+        if not self._max_age:
+            return np.zeros(numbers.size, np.bool_)
+        # Signed: a step that is being applied has used rows later.
+        ages = (np.uint32(step & _STEP_BITS) - np.take(self._use, numbers, mode="clip")).view(np.int32)
+        gone: Array = ages >= self._max_age
+        return gone
+
+    def _gone_among(self, numbers: Array) -> Array:
+        """Returns the positions of those rows that begin anew."""
+        return np.flatnonzero((numbers >= 0) & (numbers < self.num_rows) & self._is_gone(numbers, self._progress.step))
+
+    def _some_that_are_gone(self, count: int, *, needed: Array) -> Array:
+        """Returns at most so many rows that are gone, of a part of the table that follows from the step alone, but none of those needed."""
+        num_rows = self.num_rows
+        size = min(num_rows, max(_LOOKED_AT, _LOOKED_AT_PER_ROW * count))
+        start = (self._progress.step * _GOLDEN % (1 << 64)) * num_rows >> 64
+        part = (start + np.arange(size)) % max(1, num_rows)
+        return np.setdiff1d(part[self._is_gone(part, self._progress.step)], needed)[:count]
+
+    def _renew(self, rows: "Array | slice", keys: Array) -> None:
+        """Gives rows what those of new keys begin with."""
+        self.values[rows] = self._first_values(keys)
+        for name, value in self._rule.slots.items():
+            self.slots[name][rows] = value
+        if self._use.size:
+            self._use[rows] = self._progress.step & _STEP_BITS
+
     def _make(self, keys: Array, evicted: Array) -> None:
         """Makes rows of keys that have none; the last of them get the rows `evicted`."""
         assert self.index is not None
         if not keys.size:
             return
         num_added, first = keys.size - evicted.size, self.num_rows
-        for made, some in ((slice(first, first + num_added), keys[:num_added]), (evicted, keys[num_added:])):
-            self.values[made] = self._first_values(some)
-            for name, value in self._rule.slots.items():
-                self.slots[name][made] = value
-            if self._buckets is not None:
-                self._use[made] = self._progress.step & _STEP_BITS
+        self._renew(slice(first, first + num_added), keys[:num_added])
+        self._renew(evicted, keys[num_added:])
         # Last: who finds a key finds its row.
         self._add(keys[:num_added])
         self.index.replace(evicted, keys[num_added:])
+        self.num_made += keys.size
         self.num_evicted += evicted.size
 
     def _add(self, keys: Array) -> None:
@@ -368,9 +420,11 @@ class Table:
     def _apply_to_keys(self, gradient: RowGradient) -> None:
         assert self.index is not None
         numbers, new, evicted = self._places_of(gradient.indices, evicts=True)
-        made = gradient.indices[new]
-        previous = self.values[numbers]
-        previous[new] = self._first_values(made)
+        made, again = gradient.indices[new], self._gone_among(numbers)
+        renewed = numbers[again], gradient.indices[again]
+        previous = np.take(self.values, numbers, axis=0, mode="clip")
+        for some in (new, again):
+            previous[some] = self._first_values(gradient.indices[some])
         keys, rows = gradient.indices, previous
         if numbers.size and int(numbers.min()) < 0:
             is_known = numbers >= 0
@@ -378,12 +432,15 @@ class Table:
         gradient, numbers = _known(gradient, numbers)
         previous = rows
         if evicted.size:
-            keys, rows = np.concatenate([keys, self.index.keys[evicted]]), np.concatenate([rows, self.values[evicted]])
+            former = self.index.keys[evicted]
+            left = self._rows_at(self.values, evicted, former, self._first_values, step=self._progress.step)
+            keys, rows = np.concatenate([keys, former]), np.concatenate([rows, left])
             order = np.argsort(keys)
             keys, rows = keys[order], rows[order]
         self._advance(Journal(keys, rows))
         self._make(made, evicted)
-        if self._buckets is not None:
+        self._renew(*renewed)
+        if self._use.size:
             self._use[numbers] = self._progress.step & _STEP_BITS
         self._update_rows(numbers, gradient, previous)
 
@@ -399,7 +456,7 @@ class Table:
 
     def take(self, indices: Array, *, step: int | None) -> Array:
         """Returns a copy of rows as they were at `step` (None: as they are now, even while they change). Raises StepGone."""
-        rows = self._taken(self.values, indices, self._first_values)
+        rows = self._taken(self.values, indices, self._first_values, step=step)
         if step is not None:
             for journal in self.journals_since(step):
                 journal.restore(indices, rows)
@@ -425,7 +482,7 @@ class Table:
     def take_slot(self, name: str, indices: Array) -> Array:
         """Returns a copy of a slot's rows as they are now, even while they change."""
         value = self._rule.slots[name]
-        return self._taken(self.slots[name], indices, lambda keys: value)
+        return self._taken(self.slots[name], indices, lambda keys: value, step=None)
 
     def count_growth(self) -> None:
         """Counts the bytes of journals and rows in the budget, in place of those before. Under the owner's lock."""
@@ -483,16 +540,18 @@ class Table:
         assert variable.initializer is not None
         return rows_of_keys(variable.initializer, keys, width=self._width, dtype=variable.data_type.sum_dtype)
 
-    def _taken(self, memory: Array, indices: Array, first: Callable[[Array], Any]) -> Array:
-        """Returns a copy of rows of values or a slot; `first`: what it gives to new rows of keys."""
+    def _taken(self, memory: Array, indices: Array, first: Callable[[Array], Any], *, step: int | None) -> Array:
+        """Returns a copy of rows of values or a slot, as they are; of keys without rows at `step`, what `first` gives to new ones."""
         if self.index is None:
             # In range: checked by the caller. "clip" spares NumPy a second copy.
             return np.take(memory, indices, axis=0, mode="clip")
-        numbers = self.index.find(indices)
+        return self._rows_at(memory, self.index.find(indices), indices, first, step=self._progress.step if step is None else step)
+
+    def _rows_at(self, memory: Array, numbers: Array, keys: Array, first: Callable[[Array], Any], *, step: int) -> Array:
         rows: Array = np.take(memory, numbers, axis=0, mode="clip")
-        unknown = np.flatnonzero(numbers < 0)
+        unknown = np.flatnonzero((numbers < 0) | self._is_gone(numbers, step))
         if unknown.size:
-            rows[unknown] = first(indices[unknown])
+            rows[unknown] = first(keys[unknown])
         return rows
 
     def _advance(self, journal: Journal) -> None:
@@ -669,7 +728,7 @@ class TableGroup:
         num_nonfinite = 0
         with np.errstate(all="ignore"):
             for position, table in enumerate(self._tables):
-                mean = self._mean(position, step)
+                mean = self._mean(position, step, counts=not on_arrival)
                 if mean is not None:
                     num_nonfinite += mean.rows.size - int(np.count_nonzero(np.isfinite(mean.rows)))
                     if step.scales and step.scales[position] != 1:
@@ -683,11 +742,11 @@ class TableGroup:
                     table.skip()
         return num_nonfinite
 
-    def make_rows(self, gradients: Mapping[int, RowGradient]) -> None:
-        """Makes the rows of keyed tables that the gradients are for. Raises LimitExceeded."""
+    def make_rows(self, gradients: Mapping[int, RowGradient], *, step: int) -> None:
+        """Makes the rows of keyed tables that the gradients are for, as if at `step`. Raises LimitExceeded."""
         for position, gradient in gradients.items():
             if self._tables[position].index is not None:
-                self._tables[position].make_rows(gradient.indices)
+                self._tables[position].make_rows(gradient, step=step)
 
     def count_growth(self) -> None:
         """Counts the bytes of journals and new rows. Under the owner's lock."""
@@ -700,12 +759,12 @@ class TableGroup:
             table.release()
         self._tables = []
 
-    def _mean(self, position: int, step: SparseStep) -> RowGradient | None:
-        """The mean for the optimizer, before its scale, in memory of its own; None without a gradient."""
+    def _mean(self, position: int, step: SparseStep, *, counts: bool = False) -> RowGradient | None:
+        """The mean for the optimizer, before its scale, in memory of its own; None without a gradient. `counts`: keys not admitted."""
         given = [(rows[position], weight) for rows, weight in zip(step.gradients, step.weights, strict=True) if position in rows]
         if not given:
             return None
-        variable = self._tables[position].piece.variable
+        table, variable = self._tables[position], self._tables[position].piece.variable
         weights, divisor, lacks_none = [weight for _, weight in given], None, variable.sparse_mean is SparseMean.PER_REPLICA
         if len(step.weights) == 1:
             divisor = 1.0
@@ -719,6 +778,10 @@ class TableGroup:
                 mean = trimmed_mean_of_rows(rows, step.merge, weights=step.weights, lacks_none=lacks_none, sum_dtype=sum_dtype)
             else:
                 mean = mean_of_rows([gradient for gradient, _ in given], weights=weights, divisor=divisor, sum_dtype=sum_dtype)
+            # Before its norm is taken: what is not admitted counts for nothing.
+            num_before, mean = mean.indices.size, table.admitted(mean)
+            if counts:
+                table.num_unadmitted += num_before - mean.indices.size
             if self._limit:
                 np.clip(mean.rows, -self._limit, self._limit, out=mean.rows)
         return mean

@@ -70,7 +70,11 @@ class EmbeddingTable:
     the initializer's seed alone, and reading an unknown key gives it and makes nothing. All optimizers change rows with a gradient only.
     There are at most `max_rows` rows, on all servers together: keys lie in buckets of 16 to 127 rows, and in a full bucket a new key gets
     the row that was used longest ago, in sync the same in each run on any number of servers. A key that comes back begins anew. None: no
-    bound.
+    bound. After `max_age_steps` in which no gradient for it counted, a row is gone, too; its memory goes to new keys.
+
+    A key without a row gets one in a step that has a gradient for it with `admit_probability`, after 1 / `admit_probability` such steps in
+    the mean; else its gradient does not count. Who is admitted follows from key, step and the initializer's seed. Source: McMahan et al.,
+    Ad click prediction: a view from the trenches, 2013, section 4.1 ("Poisson inclusion").
     """
 
     value_or_shape: npt.ArrayLike
@@ -82,6 +86,8 @@ class EmbeddingTable:
     partitioner: Partitioner | None = None
     keys: str | None = None
     max_rows: int | None = None
+    max_age_steps: int | None = None
+    admit_probability: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,7 +311,7 @@ def _declared(name: str, declaration: object, values: dict[str, Array]) -> Varia
 def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> VariableSpec:
     shape, initializer = _shape(table.value_or_shape), table.initializer
     keys = RowKeys.NUMBERS if table.keys is None else _choice(name, "keys", table.keys, _KEYS)
-    max_rows = 0 if table.max_rows is None else _num_rows(name, table.max_rows)
+    max_rows = _count(name, "max_rows", table.max_rows, MAX_BOUND)
     if keys is not RowKeys.NUMBERS:
         row = (table.value_or_shape,) if isinstance(table.value_or_shape, (int, np.integer)) else shape
         if row is None:
@@ -334,14 +340,24 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
         partition=_partition(name, table.partitioner, shape, data_type.dtype),
         keys=keys,
         max_rows=max_rows,
+        max_age_steps=_count(name, "max_age_steps", table.max_age_steps, (1 << 31) - 1),
+        admit_probability=_probability(name, table.admit_probability),
     )
 
 
-def _num_rows(name: str, value: object) -> int:
-    """Returns a number of rows; raises InvalidSpec for what is none, or too large."""
+def _probability(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not 0 < value <= 1:
+        raise InvalidSpec(f"variable {name!r}: admit_probability = {value!r}, want more than 0 and at most 1")
+    return float(value) % 1  # 1: always, which a specification says by 0
+
+
+def _count(name: str, what: str, value: object, most: int) -> int:
+    """Returns a number of rows or steps, 0 for None; raises InvalidSpec for what is none, or too large."""
+    if value is None:
+        return 0
     number = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else 0
-    if not 1 <= number <= MAX_BOUND:
-        raise InvalidSpec(f"variable {name!r}: max_rows = {value!r}, want a whole number from 1 to 2^36, or None for no bound")
+    if not 1 <= number <= most:
+        raise InvalidSpec(f"variable {name!r}: {what} = {value!r}, want a whole number from 1 to {most}, or None for no bound")
     return number
 
 

@@ -109,6 +109,26 @@ def test_the_same_steps_leave_the_same_rows_on_any_number_of_servers_and_no_more
     assert trained[0].tobytes() == trained[1].tobytes()
 
 
+@pytest.mark.parametrize("policy", [None, worker_client.async_policy(use_locking=False)], ids=["sync", "on arrival"])
+def test_rows_are_admitted_by_chance_and_gone_after_their_age(start: Start, policy: PolicySpec | None) -> None:
+    trained: list[Array] = []
+    for num_ps in (1, 3):
+        session = start(Shape(num_ps=num_ps)).session()
+        if policy is not None:
+            session.set_policy(policy, timeout_s=20)
+        join(session, admit_probability=0.5, max_age_steps=3)
+        first = session.read_rows("users", np.arange(300))
+        for begin in (0, 100, 200, 200):
+            train(session, np.arange(begin, begin + 100))
+        trained.append(session.read_rows("users", np.arange(300)))
+        lost = np.abs(first - trained[-1]).mean(axis=1)
+        if policy is None:
+            assert not lost[:100].any()
+            assert np.unique(np.round(lost[200:])).tolist() == [0, 1, 2]
+        assert 30 <= np.count_nonzero(lost[100:200]) <= 70
+    assert trained[0].tobytes() == trained[1].tobytes()
+
+
 def _has_rows(session: Session, count: int) -> bool:
     return sum(one.report.num_rows for one in session.status().shards if one.report) == count
 
@@ -148,9 +168,15 @@ def test_only_a_row_is_declared_of_a_table_with_keys(start: Start) -> None:
     with pytest.raises(InvalidSpec, match="'a': a table with keys begins without rows; give the length of a row"):
         session.create_or_join({"a": EmbeddingTable(np.zeros((3, 2)), keys="int64")}, optimizer=worker_client.sgd(1.0))
     for wrong in (0, -1, "many", True):
-        with pytest.raises(InvalidSpec, match="want a whole number from 1 to 2\\^36, or None for no bound"):
+        with pytest.raises(InvalidSpec, match="want a whole number from 1 to 68719476736, or None for no bound"):
             session.create_or_join({"a": EmbeddingTable(2, keys="int64", max_rows=wrong)}, optimizer=worker_client.sgd(1.0))  # type: ignore[arg-type]
     with pytest.raises(InvalidSpec, match="of a table with keys only"):
         session.create_or_join({"a": EmbeddingTable((9, 2), max_rows=9)}, optimizer=worker_client.sgd(1.0))
+    for chance in (0.0, 1.5, float("nan"), "often", True):
+        with pytest.raises(InvalidSpec, match="want more than 0 and at most 1"):
+            table = EmbeddingTable(2, keys="int64", admit_probability=chance)  # type: ignore[arg-type]
+            session.create_or_join({"a": table}, optimizer=worker_client.sgd(1.0))
+    with pytest.raises(InvalidSpec, match=r"max_age_steps = 5, want 1 to 2.31 - 1, of a table with keys only"):
+        session.create_or_join({"a": EmbeddingTable((9, 2), max_age_steps=5)}, optimizer=worker_client.sgd(1.0))
     with pytest.raises(InvalidSpec, match="keys = 'text', want one of int64, uint64"):
         session.create_or_join({"a": EmbeddingTable(2, keys="text")}, optimizer=worker_client.sgd(1.0))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,16 +133,17 @@ def test_restored_on_any_number_of_shards_the_next_steps_are_the_same_bits(open_
     assert metrics_of(restored) == metrics_of(saved)
 
 
-def evicting_model(max_rows: int = 33) -> ModelSpec:
+def evicting_model(max_rows: int = 33, **options: Any) -> ModelSpec:
     """A model with a table in which each step's rows make others leave."""
     clicks = next(variable for variable in VARIABLES if variable.is_keyed)
-    recent = replace(clicks, name="recent", shape=(buckets_for(max_rows), *clicks.shape[1:]), max_rows=max_rows)
+    recent = replace(clicks, name="recent", shape=(buckets_for(max_rows), *clicks.shape[1:]), max_rows=max_rows, **options)
     return ModelSpec(variables=(VARIABLES[0], recent, VARIABLES[-1]), optimizer=OPTIMIZERS["momentum"], placement=PlacementPolicy())
 
 
+@pytest.mark.parametrize("options", [{}, {"max_age_steps": 4, "admit_probability": 0.5}])
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_the_rows_of_a_restored_table_make_room_as_they_would_have(open_training: Open, num_shards: int) -> None:
-    trainings = [open_training(count, model=evicting_model()) for count in (2, num_shards)]
+def test_the_rows_of_a_restored_table_make_room_as_they_would_have(open_training: Open, num_shards: int, options: Any) -> None:
+    trainings = [open_training(count, model=evicting_model(**options)) for count in (2, num_shards)]
     saved, restored = trainings
     saved.create()
     saved.train(7)

@@ -99,8 +99,8 @@ _OF_KIND: dict[ConstraintKind, Any] = {ConstraintKind.FORMULA: {"formula": "max(
 DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=2, shuffle_seed=7)
 KEYED = [
     VariableSpec(
-        name="keyed", data_type=DataType.FLOAT32, shape=(buckets_for(1 << 30), 2), is_sparse=True, keys=keys, max_rows=1 << 30,
-        initializer=Initializer(kind=InitializerKind.NORMAL, high=1.0),
+        name="keyed", data_type=DataType.FLOAT32, shape=(buckets_for(1 << 30), 2), is_sparse=True, keys=keys,
+        max_rows=1 << 30, max_age_steps=9, admit_probability=0.25, initializer=Initializer(kind=InitializerKind.NORMAL, high=1.0),
     )
     for keys in (RowKeys.INT64, RowKeys.UINT64)
 ]  # fmt: skip

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, StepGone
 from ps_protocol.model.keys import NUM_BUCKETS, buckets_for, key_range, spread
-from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
+from ps_protocol.model.spec import NO_CLIP
 from ps_protocol.model.variables import Array, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
 from ps_server.numbers.first_rows import rows_of_keys
 from ps_server.numbers.memory import MemoryBudget
-from ps_server.numbers.tables import RowGradient, Table, check_indices
+from ps_server.numbers.tables import RowGradient, SparseStep, Table, TableGroup, check_indices
 from ps_server.optimizers.rule import UpdateRule
 
 WIDTH = 3
@@ -36,9 +37,9 @@ def _piece(initializer: Initializer = ONES, *, stop: int = NUM_BUCKETS, data_typ
     return VariableSlice(variable=spec, start=0, stop=stop)
 
 
-def _bounded(max_rows: int, optimizer: str = "adagrad", *, start: int = 0, stop: int | None = None) -> Table:
+def _bounded(max_rows: int, optimizer: str = "adagrad", *, start: int = 0, stop: int | None = None, **options: Any) -> Table:
     num_buckets = buckets_for(max_rows)
-    variable = replace(_piece(UNIFORM).variable, max_rows=max_rows, shape=(num_buckets, WIDTH))
+    variable = replace(_piece(UNIFORM).variable, max_rows=max_rows, shape=(num_buckets, WIDTH), **options)
     piece = VariableSlice(variable=variable, start=start, stop=num_buckets if stop is None else stop)
     rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
     return Table(piece, rule, budget=MemoryBudget(None, owner="ps 0"), step=0)
@@ -49,6 +50,10 @@ def _table(optimizer: str = "sgd", *, budget: MemoryBudget | None = None, **opti
     table = Table(_piece(**options), rule, budget=budget or MemoryBudget(None, owner="ps 0"), step=0)
     table.fill_initial(0)
     return table
+
+
+def _of_ones(keys: Array, *, width: int = WIDTH) -> RowGradient:
+    return RowGradient(indices=keys, rows=np.ones((keys.size, width)))
 
 
 def _step(table: Table, keys: Array, value: float = 1.0, *, step: int = 0) -> None:
@@ -104,7 +109,7 @@ def test_readers_of_the_step_before_see_it_though_rows_were_made_since() -> None
 def test_on_arrival_rows_are_made_before_they_are_changed() -> None:
     table = _table()
     order = np.sort(KEYS)
-    table.make_rows(order)
+    table.make_rows(_of_ones(order), step=0)
     table.apply_on_arrival(RowGradient(indices=order, rows=np.ones((4, WIDTH))))
     np.testing.assert_array_equal(table.take(KEYS, step=None), np.full((4, WIDTH), 0.5))
 
@@ -143,7 +148,7 @@ def test_a_row_takes_at_most_a_quarter_more_than_key_values_and_slots(optimizer:
     rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
     table = Table(VariableSlice(variable=spec, start=0, stop=NUM_BUCKETS), rule, budget=MemoryBudget(None, owner="ps 0"), step=0)
     needed = 8 + (1 + len(table.slots)) * 4 * width
-    table.make_rows(np.sort(spread(np.arange(300_000))))
+    table.make_rows(_of_ones(np.sort(spread(np.arange(300_000))), width=0), step=0)
     assert table.index is not None
     places = table.index._places
     at_seventy_percent = needed + places.nbytes / (0.7 * places.num_places)
@@ -204,7 +209,7 @@ def test_keys_that_find_no_room_at_all_are_refused_and_counted() -> None:
 def test_on_arrival_what_finds_no_room_is_left_out() -> None:
     table, keys = _bounded(4, "sgd"), np.sort(spread(np.arange(9)))
     first = table.take(keys, step=None)
-    table.make_rows(keys)
+    table.make_rows(_of_ones(keys), step=0)
     table.apply_on_arrival(RowGradient(indices=keys, rows=np.ones((9, WIDTH))))
     np.testing.assert_allclose((first - table.take(keys, step=None))[:, 0], [0.5] * 4 + [0] * 5)
 
@@ -218,11 +223,16 @@ def _rows_of(tables: list[Table]) -> dict[int, bytes]:
     }
 
 
+BOUNDS: list[dict[str, Any]] = [{}, {"max_age_steps": 4}, {"admit_probability": 0.3}, {"max_age_steps": 9, "admit_probability": 0.5}]
+
+
+@pytest.mark.parametrize("options", BOUNDS)
 @pytest.mark.parametrize("cut", [(1,), (2, 3), (1, 2, 3, 4, 5, 6, 7)])
-def test_the_same_keys_are_evicted_however_the_table_is_cut(cut: tuple[int, ...]) -> None:
+def test_the_same_keys_are_admitted_and_evicted_however_the_table_is_cut(cut: tuple[int, ...], options: dict[str, Any]) -> None:
     random = np.random.default_rng(5)
     bounds = [0, *cut, buckets_for(150)]
-    whole, parts = _bounded(150), [_bounded(150, start=start, stop=stop) for start, stop in itertools.pairwise(bounds)]
+    whole = _bounded(150, **options)
+    parts = [_bounded(150, start=start, stop=stop, **options) for start, stop in itertools.pairwise(bounds)]
     for step in range(60):
         keys = np.unique(spread(random.zipf(1.2, 80) % 2000))
         # A row's gradient follows from its key, for `_step` would give it one by its place.
@@ -230,10 +240,10 @@ def test_the_same_keys_are_evicted_however_the_table_is_cut(cut: tuple[int, ...]
             least, greatest = table.piece.index_range
             here = keys[(keys >= least) & (keys <= greatest)]
             table._rule.begin(step)
-            table.apply(RowGradient(indices=here, rows=np.repeat((here % 7)[:, None].astype(np.float64), WIDTH, axis=1)))
+            table.apply(table.admitted(RowGradient(indices=here, rows=np.repeat((here % 7)[:, None].astype(np.float64), WIDTH, axis=1))))
             table._rule.advance()
     assert _rows_of(parts) == _rows_of([whole])
-    assert sum(table.num_evicted for table in parts) == whole.num_evicted > 300
+    assert sum(table.num_evicted for table in parts) == whole.num_evicted > 0
     assert sum(table.num_refused for table in parts) == whole.num_refused
     assert whole.num_rows <= 150
 
@@ -259,6 +269,66 @@ def test_in_a_full_bucket_the_row_used_longest_ago_makes_room(max_rows: int) -> 
                 rows[key] = step
         assert table.index is not None
         assert sorted(table.parts["row keys"]) == sorted(key for rows in used for key in rows)
+
+
+@pytest.mark.parametrize("max_rows", [0, 40])
+@pytest.mark.parametrize("chance", [0.0, 0.4])
+def test_a_row_that_no_step_used_for_its_age_is_gone_and_its_memory_goes_to_others(max_rows: int, chance: float) -> None:
+    """Against a model in plain Python: what each key has, and what readers of the step before see meanwhile."""
+    random, age = np.random.default_rng(3), 5
+    table = _bounded(max_rows, "adagrad", max_age_steps=age, admit_probability=chance)
+    every = np.sort(spread(np.arange(200)))
+    first = rows_of_keys(UNIFORM, every, width=WIDTH, dtype=np.dtype(np.float64))
+    rows, sums, used = first.copy(), np.full_like(first, 0.1), np.full(every.size, -1000)
+    for step in range(120):
+        at = np.flatnonzero(random.random(every.size) < (0.0 if step % 7 == 3 else 0.04))
+        before = rows.copy()
+        given = table.admitted(RowGradient(indices=every[at], rows=np.ones((at.size, WIDTH))))
+        at = np.searchsorted(every, given.indices)
+        table._rule.begin(step)
+        table.apply(given)
+        table._rule.advance()
+        known = set(table.parts["row keys"].tolist())
+        at = at[[int(key) in known for key in every[at]]]
+        sums[at] += 1
+        rows[at] -= 0.5 / np.sqrt(sums[at])
+        used[at] = step + 1
+        anew = (used <= step + 1 - age) | np.array([int(key) not in known for key in every])
+        rows[anew], sums[anew] = first[anew], 0.1
+        np.testing.assert_allclose(table.take(every, step=step), before, err_msg=f"as of the step before, at {step}")
+        np.testing.assert_allclose(table.take(every, step=step + 1), rows, err_msg=f"at {step}")
+        np.testing.assert_allclose(table.take_slot("accumulator", every), sums)
+    assert table.num_evicted > 50
+    assert table.num_rows < 150
+
+
+def test_a_key_is_admitted_with_its_probability_in_each_step_that_has_it() -> None:
+    table, keys = _bounded(0, "sgd", admit_probability=0.1), np.sort(spread(np.arange(20_000)))
+    known = []
+    for step in range(20):
+        _step(table, table.admitted(RowGradient(indices=keys, rows=np.empty((keys.size, 0)))).indices, step=step)
+        known.append(table.num_rows)
+    np.testing.assert_allclose(known, 20_000 * (1 - 0.9 ** np.arange(1, 21)), rtol=0.06)
+    again = _bounded(0, "sgd", admit_probability=0.1)
+    first = RowGradient(indices=keys, rows=np.empty((keys.size, 0)))
+    assert set(again.admitted(first).indices) == set(table.parts["row keys"][: known[0]])
+
+
+def test_what_is_not_admitted_changes_no_row_and_no_norm() -> None:
+    variable = replace(_piece().variable, admit_probability=0.5)
+    layout = Layout([VariableSlice(variable=variable, start=0, stop=NUM_BUCKETS)])
+    rule = UpdateRule(OptimizerSpec(name="sgd", learning_rate=constant(0.5)))
+    tables = TableGroup(layout, [rule], clip=NO_CLIP, budget=MemoryBudget(None, owner="ps 0"), step=0)
+    table, keys = tables.table(0), np.sort(spread(np.arange(1000)))
+    step = SparseStep(gradients=[{0: RowGradient(indices=keys, rows=np.ones((1000, WIDTH)))}], weights=[1.0], scales=[])
+    norms = tables.sums_of_squares(step)
+    rule.begin(0)
+    tables.apply(step, on_arrival=False)
+    assert 400 < table.num_rows < 600
+    assert norms == [table.num_rows * WIDTH]
+    assert (table.num_made, table.num_unadmitted) == (table.num_rows, 1000 - table.num_rows)
+    changed = (table.take(keys, step=1) != table.take(keys, step=0)).all(axis=1)
+    assert changed.sum() == table.num_rows
 
 
 def test_rows_are_counted_in_the_budget_and_given_back() -> None:
