@@ -24,8 +24,8 @@ Y = np.repeat(["low", "middle", "high"], 30)
 @pytest.mark.parametrize(
     "estimator",
     [
-        lambda: sdk.DNNClassifier((16,), learning_rate=0.01, max_iter=8),
-        lambda: sdk.DNNRegressor((16,), learning_rate=0.01, max_iter=20),
+        lambda: sdk.DNNClassifier((16,), learning_rate=0.02, max_iter=4),
+        lambda: sdk.DNNRegressor((16,), learning_rate=0.03, max_iter=8),
     ],
     ids=["classifier", "regressor"],
 )
