@@ -147,9 +147,9 @@ class Cluster:
         """Starts the workers of the spec, all with the same orders; each finds the cluster by its environment."""
         self.local.start_workers(self.processes.worker_command(module, orders), environment=environment)
 
-    def time_status(self, *flags: str) -> float:
+    def time_status(self) -> float:
         """Returns the seconds that the command `lockstep status` takes. Raises LaunchFailed."""
-        command = [sys.executable, "-m", "lockstep", "status", "--chief", self.local.chief_address, *flags]
+        command = [sys.executable, "-m", "lockstep", "status", "--chief", self.local.chief_address]
         begin = time.monotonic()
         done = subprocess.run(command, capture_output=True, check=False, cwd=Path(benchmarks.__file__).parents[1])
         if done.returncode:

@@ -1,4 +1,7 @@
-"""Measures a cluster of very many parameter servers. Knows the cluster and the figures."""
+"""Measures a cluster of very many parameter servers. Knows the report, and the worker's code.
+
+Gradients are not computed but written once, so that only the parameter servers' part of a step is timed.
+"""
 
 import argparse
 import time
@@ -6,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
+import worker_client
 from benchmarks.harness.arguments import add_json, parse_bytes, show
 from benchmarks.harness.processes import Cluster, cpu_s, rss_bytes
+from benchmarks.harness.worker import Station
+from benchmarks.harness.workload import own_cpu_s, own_peak_rss_bytes
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.scale.turns import ScaleWork
 from lockstep.launcher.spec import ClusterSpec
+from worker_client import Session
 
 _TIMEOUT_S = 300.0
+_NUM_WARMUP_STEPS = 5
 
 DESCRIPTION = "Measures a cluster of many parameter servers: start, step, status, end."
 
@@ -58,8 +65,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         memory = {"ps": max(map(rss_bytes, servers)), "chief": rss_bytes(chief)}
         cluster.processes.release()
         end_s = cluster.processes.await_end()
-    (turn,) = next(event for event in done if event["worker"] == 0)["turns"]
-    step_ms = 1e3 * np.array(turn["step_s"])
+    first = next(event for event in done if event["worker"] == 0)
+    step_ms = 1e3 * np.array(first["step_s"])
     return {
         "ps": options.ps,
         "workers": options.workers,
@@ -71,7 +78,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "join_s": max(event["join_s"] for event in joined),
         "median_ms": float(np.median(step_ms)),
         "p90_ms": float(np.quantile(step_ms, 0.9)),
-        "cpu_ms_a_step": {role: 1e3 * seconds / options.steps for role, seconds in {"worker": turn["cpu_s"], **used}.items()},
+        "cpu_ms_a_step": {role: 1e3 * seconds / options.steps for role, seconds in {"worker": first["cpu_s"], **used}.items()},
         "status_s": status_s,
         "idle_cpu": idle_cpu,
         "rss_bytes": memory,
@@ -112,17 +119,43 @@ def _start(cluster: Cluster) -> dict[str, float]:
 
 
 def _start_workers(cluster: Cluster, options: argparse.Namespace) -> None:
+    names = {"num_variables": options.variables, "total_bytes": options.bytes, "num_steps": options.steps}
     for worker in range(options.workers):
-        work = ScaleWork(
-            worker=worker,
-            chiefs=[cluster.local.chief_address],
-            num_variables=[options.variables],
-            total_bytes=options.bytes,
-            num_rounds=1,
-            num_steps=options.steps,
-        )
-        command = cluster.processes.worker_command("benchmarks.suites.scale.turns", work)
+        orders = {"worker": worker, "chief": cluster.local.chief_address, **names}
+        command = cluster.processes.worker_command("benchmarks.suites.scale.servers", orders)
         cluster.processes.start(f"worker {worker}", command, environment={"LOCKSTEP_TRANSPORT": options.transport})
+
+
+def work(orders: dict[str, Any], station: Station) -> None:
+    """Trains as one worker process, and stays until it is released."""
+    num_variables, begin = orders["num_variables"], time.monotonic()
+    num_elements = orders["total_bytes"] // 4 // num_variables
+    with worker_client.connect(orders["chief"], worker_index=orders["worker"]) as session:
+        connected = time.monotonic()
+        values = {f"layer{index // 10}/weights{index % 10}": np.ones(num_elements, np.float32) for index in range(num_variables)}
+        session.create_or_join(values, optimizer=worker_client.sgd(0.01))
+        joined = {"connect_s": connected - begin, "join_s": time.monotonic() - connected}
+        for gradient in session.gradient_buffers().values():
+            gradient.fill(0.001)
+        station.say("joined", **joined, transport=[str(kind) for kind in getattr(session, "transport", ())])
+        _steps_s(session, _NUM_WARMUP_STEPS)
+        station.say("warm")
+        cpu_s = own_cpu_s()
+        step_s = _steps_s(session, orders["num_steps"])
+        station.say("done", worker=orders["worker"], step_s=step_s, cpu_s=own_cpu_s() - cpu_s, peak_rss_bytes=own_peak_rss_bytes())
+        station.await_release()
+
+
+def _steps_s(session: Session, num_steps: int) -> list[float]:
+    step_s = []
+    for _ in range(num_steps):
+        begin = time.perf_counter()
+        session.views()
+        result = session.step(session.gradient_buffers())
+        step_s.append(time.perf_counter() - begin)
+        if not result.is_accepted:
+            raise RuntimeError(f"step {result.step}: the contribution is {result.outcome.name}, so this is no measurement")
+    return step_s
 
 
 def _cpu_s(cluster: Cluster) -> dict[str, float]:

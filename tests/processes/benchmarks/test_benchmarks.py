@@ -48,16 +48,6 @@ def test_each_durability_is_measured_on_the_same_work(capsys: pytest.CaptureFixt
     assert benchmarks(["run", "durability", "--between", "3"]) == benchmarks(["run", "durability", "--sizes", "4"]) == 2
 
 
-def test_applies_are_measured_beside_the_writing_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--bytes", str(1 << 16), "--saves", "2", "--threads", "2"]
-    assert benchmarks(["run", "checkpoint", *arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["saved_bytes"] > 3 << 16 and report["apply_ms"] > 0 and report["write_ms"] > 0
-    assert benchmarks(["run", "checkpoint", *arguments]) == 0
-    assert "while writing" in capsys.readouterr().out
-    assert benchmarks(["run", "checkpoint", "--bytes", "3"]) == 2
-
-
 @pytest.mark.quick
 def test_a_benchmark_refuses_an_invalid_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "step", "--bytes", "4", "--variables", "2"]) == 2

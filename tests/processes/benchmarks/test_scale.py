@@ -22,19 +22,6 @@ def test_every_worker_of_a_crowd_gets_its_token(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.timeout(120)
-def test_many_variables_are_compared_with_few_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--bytes", "80000", "--variables", "200", "--few", "2", "--rounds", "1", "--steps", "3", "--unix", "--json"]
-    assert benchmarks(["run", "scale_variables", *arguments]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    few, many = figures["rows"]
-    assert (few["variables"], many["variables"]) == (2, 200)
-    assert figures["ratio"] == many["median_ms"] / few["median_ms"]
-    assert len(figures["ratios_of_turns"]) == 1
-    assert few["cpu_ms_a_step"].keys() == many["cpu_ms_a_step"].keys() == {"worker", "ps", "chief"}
-    assert 0 < many["read_ms"] < many["median_ms"] <= many["p90_ms"]
-
-
-@pytest.mark.timeout(120)
 def test_life_of_a_cluster_of_several_servers_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--ps", "3", "--bytes", "4096", "--variables", "8", "--workers", "1", "--steps", "5", "--look", "0.2", "--json"]
     assert benchmarks(["run", "scale_servers", *arguments]) == 0
