@@ -15,7 +15,7 @@ from tests.support.repository import ROOT
 CASES = ROOT / "tests" / "conformance" / "cases"
 
 # What a network adds to a case is shown for every kind of session and call in tests/contract; here, that the replays reach it.
-NUM_OVER_GRPC = 5
+NUM_OVER_GRPC = 2
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -45,16 +45,13 @@ def test_the_first_cases_of_each_kind_give_the_same_results_over_grpc(kind: str,
 
 
 def test_recorded_cases_give_the_same_results_against_real_processes(tmp_path: Path) -> None:
-    kinds, files = ["optimizer", "sync_replicas"], []
-    for kind in kinds:
-        content = json.loads((CASES / f"{kind}.json").read_text(encoding="utf-8"))
-        files.append(_written(tmp_path / f"{kind}.json", {**content, "cases": content["cases"][:1]}))
-    command = [sys.executable, "tests/conformance/replay.py", *map(str, files)]
+    content = json.loads((CASES / "sync_replicas.json").read_text(encoding="utf-8"))
+    file = _written(tmp_path / "sync_replicas.json", {**content, "cases": content["cases"][:1]})
+    command = [sys.executable, "tests/conformance/replay.py", str(file)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    for kind, line in zip(kinds, result.stdout.splitlines(), strict=False):
-        assert line.startswith(f"{kind}: 1 of 1 passed")
-    assert result.stdout.splitlines()[-1] == "2 passed, 0 failed"
+    assert result.stdout.startswith("sync_replicas: 1 of 1 passed")
+    assert result.stdout.splitlines()[-1] == "1 passed, 0 failed"
 
 
 def test_a_case_with_another_result_is_reported_and_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,19 +40,6 @@ def test_training_runs_to_its_end(tmp_path: Path) -> None:
     }
 
 
-def test_a_training_whose_end_could_not_be_saved_ends_with_1_and_says_what_is_lost(tmp_path: Path) -> None:
-    place = tmp_path / "checkpoints"
-    arguments = ("--workers", "1", "--max-steps", "40", "--checkpoint-dir", str(place))
-    # The first checkpoint is whole; where the last one belongs there is a file.
-    slow = TRAIN.replace(
-        "session.step({", f"__import__('time').sleep(0.1); open({str(place / 'step-000000040.incomplete')!r}, 'w'); session.step({{"
-    )
-    code, out = run_up(*arguments, worker=slow, run_dir=tmp_path / "run")
-    assert code == 1, out
-    assert f"[lockstep] training finished, but its end could not be saved to {place}: " in out
-    assert "what it has learnt since step-000000000 is lost" in out
-
-
 def test_ctrl_c_whose_last_checkpoint_fails_says_how_many_steps_are_lost(tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     # The first checkpoint is whole; where a later one belongs there is a file.
@@ -88,7 +75,7 @@ with lockstep.connect() as session:
 
 
 def test_what_all_workers_wait_for_is_said_once(tmp_path: Path) -> None:
-    code, out = run_up("--workers", "3", "--max-steps", "80", worker=WAITED_FOR, run_dir=tmp_path / "run")
+    code, out = run_up("--workers", "2", "--max-steps", "30", worker=WAITED_FOR, run_dir=tmp_path / "run")
     assert code == 0, out
     # On a busy machine it may also say that it waits for the first worker to begin.
     waits = re.findall(r"^.*\bWaiting \d+ s for worker .*$", out, re.MULTILINE)
