@@ -30,6 +30,10 @@ SUITES = {
     "policies": ("suites.coordination.policies", "sync, ssp and async on the same work, one worker slow"),
     "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
     "outer": ("suites.coordination.outer", "gradients of each step, beside outer steps of several inner ones: loss, bytes, time"),
+    "asynchronous": (
+        "suites.coordination.asynchronous",
+        "outer steps as they come, by Nesterov momentum, delayed or not: a toy on a simulated clock",
+    ),
     "goodput": ("suites.coordination.goodput", "failing chips: which share of their time counts, by how they are coordinated"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),
     "dynamic_table": ("suites.server.dynamic_table", "a table with keys beside one of a fixed size with the same rows"),
