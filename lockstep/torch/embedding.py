@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.torch.tensors import array_of, tensor_of
-from worker_client import EmbeddingTable, IndexedSlices, Initializer, OptimizerSpec, normal_initializer
+from worker_client import EmbeddingTable, IndexedSlices, Initializer, normal_initializer
 
 ReadRows = Callable[[Any], Any]
 
@@ -23,23 +23,24 @@ class Table:
 
     def __init__(
         self,
-        shape: tuple[int, int],
+        num_embeddings: int | None,
+        embedding_dim: int,
         weight: Any,
         *,
         padding_idx: int | None,
         initializer: Initializer | None,
-        optimizer: OptimizerSpec | None,
         dtype: Any,
-        sparse_mean: str,
+        options: dict[str, Any],
     ) -> None:
+        shape = (embedding_dim,) if num_embeddings is None else (num_embeddings, embedding_dim)
         if weight is not None and tuple(weight.shape) != shape:
-            raise ValueError(f"_weight has shape {tuple(weight.shape)}, the module is for {shape}")
+            raise ValueError(f"_weight has shape {tuple(weight.shape)}, the module is for {(num_embeddings, embedding_dim)}")
         if weight is not None and initializer is not None:
             raise ValueError("_weight and initializer both say what the rows begin with; give one of them")
         self.dtype = (weight.dtype if weight is not None else dtype) or torch.get_default_dtype()
         if weight is None:
             initializer = initializer or normal_initializer(0.0, 1.0)
-            if padding_idx is not None:
+            if padding_idx is not None and num_embeddings is not None:
                 if initializer.zero_row not in (None, padding_idx):
                     raise ValueError(f"initializer makes row {initializer.zero_row} zero, and padding_idx row {padding_idx}; want one row")
                 initializer = replace(initializer, zero_row=padding_idx)  # as in torch
@@ -47,8 +48,7 @@ class Table:
             array_of(weight) if weight is not None else shape,
             dtype=str(self.dtype).removeprefix("torch."),
             initializer=initializer,
-            optimizer=optimizer,
-            sparse_mean=sparse_mean,
+            **{"sparse_mean": "per_replica", **options},
         )
         self.read_rows: ReadRows | None = None
         self._gradients: list[tuple[Any, Any]] = []
@@ -94,7 +94,7 @@ class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed wh
 
     def __init__(
         self,
-        num_embeddings: int,
+        num_embeddings: int | None,
         embedding_dim: int,
         padding_idx: int | None,
         *,
@@ -102,21 +102,24 @@ class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed wh
         scale_grad_by_freq: bool,
         weight: Any,
         initializer: Initializer | None,
-        optimizer: OptimizerSpec | None,
         dtype: Any,
-        sparse_mean: str,
+        options: dict[str, Any],
     ) -> None:
         super().__init__()
         if max_norm is not None:
             raise ValueError("max_norm changes rows while they are read, which tables on servers do not do; clip the gradient instead")
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+        if (num_embeddings is None) != (options.get("keys") is not None):
+            keys = options.get("keys")
+            raise ValueError(
+                f"num_embeddings = {num_embeddings}, keys = {keys!r}: a table has a size or keys; give one, None for the other"
+            )
+        if padding_idx is not None and num_embeddings is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise ValueError(f"padding_idx = {padding_idx}: there are {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim, self.scale_grad_by_freq = num_embeddings, embedding_dim, scale_grad_by_freq
-        self.padding_idx = padding_idx % num_embeddings if padding_idx is not None else None
-        shape = (num_embeddings, embedding_dim)
+        self.padding_idx = padding_idx if padding_idx is None or num_embeddings is None else padding_idx % num_embeddings
         self.table = Table(
-            shape, weight,
-            padding_idx=self.padding_idx, initializer=initializer, optimizer=optimizer, dtype=dtype, sparse_mean=sparse_mean,
+            num_embeddings, embedding_dim, weight,
+            padding_idx=self.padding_idx, initializer=initializer, dtype=dtype, options=options,
         )  # fmt: skip
 
     def _read(self, indices: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, int | None]":
@@ -126,27 +129,32 @@ class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed wh
             # torch requires a row, although it uses none.
             return torch.zeros(1, self.embedding_dim, dtype=self.table.dtype, device=indices.device, requires_grad=True), positions, None
         rows = self.table.rows(unique)
-        padding = (unique == self.padding_idx).nonzero() if self.padding_idx is not None else None
-        return rows, positions, int(padding[0]) if padding is not None and padding.numel() else None
+        found = (unique == self.padding_idx).nonzero() if self.padding_idx is not None else None
+        padding = int(found[0]) if found is not None and found.numel() else None
+        if padding is not None and self.num_embeddings is None:
+            rows.detach()[padding] = 0  # as a key its row begins like others; no gradient changes it
+        return rows, positions, padding
 
     def extra_repr(self) -> str:
         """Describes the module in a printed model."""
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, on parameter servers"
+        num_rows = "any keys" if self.num_embeddings is None else self.num_embeddings
+        return f"{num_rows}, {self.embedding_dim}{padding}, on parameter servers"
 
 
 class Embedding(_Rows):
     """torch.nn.Embedding on a table.
 
     `initializer`: the result of lockstep.uniform_initializer(…) or another initializer function (None: N(0, 1), as in torch, made by the
-    servers); the row of `padding_idx` begins with zeros. `_weight`: first values instead. `optimizer`: the table's own; None: that of the
-    first parameter group. `sparse_mean`: "per_replica" (the mean over the workers, as for dense gradients) or "per_index" (over those
-    workers that have a row). `device` has no effect: rows are copied to the device of the indices.
+    servers); the row of `padding_idx` begins with zeros. `_weight`: first values instead. `device` has no effect: rows are copied to the
+    device of the indices. `options`: others of `lockstep.EmbeddingTable`, for example `optimizer` (the table's own; None: that of the first
+    parameter group), `sparse_mean` ("per_replica", the mean over the workers, as for dense gradients, or "per_index", over those that have
+    a row), and `keys="int64"`: with `num_embeddings` None, rows of any ids. Modules share a table after `one.table = other.table`.
     """
 
     def __init__(
         self,
-        num_embeddings: int,
+        num_embeddings: int | None,
         embedding_dim: int,
         padding_idx: int | None = None,
         max_norm: float | None = None,
@@ -157,14 +165,13 @@ class Embedding(_Rows):
         *,
         device: Any = None,
         initializer: Initializer | None = None,
-        optimizer: OptimizerSpec | None = None,
         dtype: Any = None,
-        sparse_mean: str = "per_replica",
+        **options: Any,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, weight=_weight,
-            initializer=initializer, optimizer=optimizer, dtype=dtype, sparse_mean=sparse_mean,
+            initializer=initializer, dtype=dtype, options=options,
         )  # fmt: skip
 
     def forward(self, input: "torch.Tensor") -> "torch.Tensor":
@@ -178,7 +185,7 @@ class EmbeddingBag(_Rows):
 
     def __init__(
         self,
-        num_embeddings: int,
+        num_embeddings: int | None,
         embedding_dim: int,
         max_norm: float | None = None,
         norm_type: float = 2.0,
@@ -191,16 +198,15 @@ class EmbeddingBag(_Rows):
         *,
         device: Any = None,
         initializer: Initializer | None = None,
-        optimizer: OptimizerSpec | None = None,
         dtype: Any = None,
-        sparse_mean: str = "per_replica",
+        **options: Any,
     ) -> None:
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f"mode = {mode!r}, want 'sum', 'mean' or 'max'")
         super().__init__(
             num_embeddings, embedding_dim, padding_idx,
             max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, weight=_weight,
-            initializer=initializer, optimizer=optimizer, dtype=dtype, sparse_mean=sparse_mean,
+            initializer=initializer, dtype=dtype, options=options,
         )  # fmt: skip
         self.mode, self.include_last_offset = mode, include_last_offset
 

@@ -56,8 +56,12 @@ class Model:
     def _find_tables(self) -> dict[str, Table]:
         if self._module is None:
             return {}
-        found = ((name, part) for name, part in self._module.named_modules() if isinstance(part, (Embedding, EmbeddingBag)))
-        return {plain_name(f"{name}.weight" if name else "weight"): part.table for name, part in found}
+        found: dict[str, Table] = {}
+        for name, part in self._module.named_modules():
+            # Modules that share a table have it under the name of the first.
+            if isinstance(part, (Embedding, EmbeddingBag)) and not any(part.table is table for table in found.values()):
+                found[plain_name(f"{name}.weight" if name else "weight")] = part.table
+        return found
 
     def _find_buffers(self) -> "dict[str, tuple[dict[str, Any], str]]":
         """Returns the dict and key of each buffer, because modules may replace the tensors."""

@@ -12,7 +12,7 @@ nn = torch.nn
 
 import lockstep
 import lockstep.torch as lt
-from lockstep.errors import DeadlineExceeded, IndexOutOfRange
+from lockstep.errors import DeadlineExceeded, IndexOutOfRange, VariableNotFound
 from lockstep.in_process import InProcessCluster
 from worker_client import Session
 
@@ -80,6 +80,82 @@ def test_a_bag_trains_as_torch_s(session: Session, case: str) -> None:
             optimizer.step()
         torch.testing.assert_close(*outputs, rtol=0, atol=1e-6)
     np.testing.assert_allclose(session.read_rows("embedding.weight"), theirs.embedding.weight.detach().numpy(), atol=1e-6)
+
+
+KEYS = torch.tensor([-(2**63), -5, 0, 7, 123_456_789_012, 2**63 - 1, 99, 10**18, -(10**15), 3, 4, 5])
+ZEROS = lockstep.zeros_initializer()
+PLAIN = [
+    name
+    for name in ("rows", "offsets", "last offset", "nothing")
+    for name in (f"sum, {name}", f"mean, {name}, padding", f"max, {name}", f"weights, {name}, padding")
+]
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_a_bag_of_any_keys_trains_as_torch_s_of_row_numbers(session: Session, case: str) -> None:
+    (options, given, named), first = BAGS[case], torch.zeros(ROWS, WIDTH)
+    padding = options["padding_idx"]
+    keyed = {**options, "padding_idx": None if padding is None else int(KEYS[padding])}
+    mine = Bag(lt.EmbeddingBag(None, WIDTH, keys="int64", initializer=ZEROS, **keyed))
+    theirs = Bag(nn.EmbeddingBag(ROWS, WIDTH, _weight=first, **options))
+    ours = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.01))
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.01)
+    for _ in range(4):
+        outputs = []
+        for model, optimizer, numbers in ((mine, ours, KEYS[given[0]]), (theirs, plain, given[0])):
+            optimizer.zero_grad()
+            outputs.append(model(numbers, *given[1:], **named))
+            ((outputs[-1] - 1) ** 2).sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(*outputs, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(session.read_rows("embedding.weight", KEYS.numpy()), theirs.embedding.weight.detach().numpy(), atol=1e-6)
+
+
+def test_the_row_of_a_padding_key_reads_as_zeros_whatever_keys_begin_with(session: Session) -> None:
+    model = Bag(lt.Embedding(None, WIDTH, padding_idx=-5, keys="int64"))
+    optimizer = lt.Optimizer(session, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        rows = model.embedding(torch.tensor([-5, 8]))
+        assert not rows[0].any()
+        assert rows[1].any()
+        model.head(rows).sum().backward()
+        optimizer.step()
+
+
+class Features(nn.Module):  # type: ignore[misc, name-defined]
+    """Two features of one table: what a user has seen, and what is shown now."""
+
+    def __init__(self, seen: Any, shown: Any) -> None:
+        super().__init__()
+        self.seen, self.shown, self.bias = seen, shown, nn.Parameter(torch.zeros(1))
+
+    def forward(self, seen: Any, shown: Any) -> Any:
+        return (self.seen(seen) * self.shown(shown)).sum(dim=1) + self.bias
+
+
+def test_several_features_share_a_table_with_bounds(session: Session) -> None:
+    options: Any = {"keys": "int64", "max_rows": 1000, "max_age_steps": 50, "initializer": lockstep.normal_initializer(0.0, 1.0, seed=3)}
+    mine = Features(lt.EmbeddingBag(None, WIDTH, mode="sum", **options), lt.Embedding(None, WIDTH, **options))
+    mine.shown.table = mine.seen.table
+    ours = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.01))
+    first = session.read_rows("seen.weight", KEYS.numpy())
+    theirs = Features(nn.EmbeddingBag(ROWS, WIDTH, mode="sum", _weight=torch.tensor(first)), nn.Embedding(ROWS, WIDTH))
+    theirs.shown.weight = theirs.seen.weight
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.01)
+    for _ in range(3):
+        for model, optimizer, names in ((mine, ours, KEYS), (theirs, plain, torch.arange(ROWS))):
+            optimizer.zero_grad()
+            model(names[IDS], names[IDS[:, 0]]).sum().backward()
+            optimizer.step()
+    np.testing.assert_allclose(session.read_rows("seen.weight", KEYS.numpy()), theirs.seen.weight.detach().numpy(), atol=1e-5)
+    with pytest.raises(VariableNotFound):
+        session.read_rows("shown.weight", [1])
+
+
+def test_a_table_has_a_size_or_keys() -> None:
+    for num_embeddings, keys in ((None, None), (10, "int64")):
+        with pytest.raises(ValueError, match=f"num_embeddings = {num_embeddings}, keys = {keys!r}: a table has a size"):
+            lt.Embedding(num_embeddings, WIDTH, keys=keys)
 
 
 def test_weights_of_samples_may_be_trained(session: Session) -> None:
