@@ -317,7 +317,8 @@ class ApplyStep:
     """Have all shards apply a step. `contributors` are sorted. Its result: None, or what is `Lacking`; then it is not applied everywhere.
 
     `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`,
-    `attached` and `merge`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
+    `attached` and `merge`: see ApplyRequest. `shares`: of each shard, or empty: all 1. `without` has the contributors that each shard does
+    not have, or is empty: all have all.
     """
 
     fence: Fence
@@ -330,13 +331,14 @@ class ApplyStep:
     without: tuple[tuple[PushId, ...], ...] = ()
     attached: StepAttachments = NO_STEP_ATTACHMENTS
     merge: MergeSpec = MEAN
+    shares: tuple[tuple[float, ...], ...] = ()
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareStep:
     """Have all shards say how large the mean of a step is. Its result: the sums of squares of each shard's slices, or what is `Lacking`.
 
-    `without` and `merge`: see ApplyStep.
+    `without`, `merge` and `shares`: see ApplyStep. Without shares, of a merge by norms: the sums of each contribution; see PrepareRequest.
     """
 
     fence: Fence
@@ -345,6 +347,7 @@ class PrepareStep:
     weights: tuple[float, ...] = ()
     without: tuple[tuple[PushId, ...], ...] = ()
     merge: MergeSpec = MEAN
+    shares: tuple[tuple[float, ...], ...] = ()
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from ps_protocol.roles.checkpoint import ChosenPush
 
 def check_model(spec: PolicySpec, model: ModelSpec) -> None:
     """Raises InvalidSpec if a policy cannot keep the model's limits."""
+    if spec.merge.needs_norms and model.clip.value:
+        raise InvalidSpec(f"clip: by value, which changes the norms that {spec.merge} goes by; clip by a norm, or merge in another way")
     if spec.applies_on_arrival and model.clip.needs_norms:
         raise InvalidSpec(
             "clip: a norm over all parameter servers needs a step that they apply together, and under async without locking"

@@ -25,6 +25,7 @@ def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[Ap
             contributors=step.contributors,
             weights=step.weights,
             merge=step.merge,
+            shares=step.shares[index] if step.shares else (),
             scales=to_apply.scales[index] if to_apply is not None and to_apply.scales else (),
             discards=to_apply.discards if to_apply is not None else (),
             ranges=to_apply.ranges if to_apply is not None else (),

@@ -5,14 +5,17 @@ Knows no address and no value.
 
 import itertools
 import math
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, ModelMismatch
 from ps_protocol.model.differences import differences
 from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MergeName, MergeSpec
 from ps_protocol.model.optimizers import PHASE, RATE, OptimizerSpec, StepHyperparameter
 from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import MAX_VARIABLES, Partition, VariableSpec
@@ -50,10 +53,10 @@ class AverageSpec:
         return min(self.decay, (1 + num_updates) / (10 + num_updates)) if self.use_num_updates else self.decay
 
 
-# Limits on the mean gradient of a step, over all shards: what is asked for, and the factors that follow from norms.
+# Limits on the mean gradient of a step, and merging by norms, over all shards: what is asked for, and the factors that follow from norms.
 #
-# Sources: tf.clip_by_value, tf.clip_by_norm, tf.clip_by_global_norm. Norms are of the mean that the optimizer would get, so shards first
-# report sums of squares, slice by slice, and then apply with the factors that follow from all of them.
+# Sources: tf.clip_by_value, tf.clip_by_norm, tf.clip_by_global_norm, and those of `MergeName`. Norms are of the mean that the optimizer
+# would get, so shards first report sums of squares, slice by slice, and then apply with the factors that follow from all of them.
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,21 +86,72 @@ class ClipSpec:
 NO_CLIP = ClipSpec()
 
 
-def scales(clip: ClipSpec, *, layouts: Sequence[Layout], sums: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+def shares(
+    merge: MergeSpec, *, layouts: Sequence[Layout], sums: Sequence[Sequence[float]], weights: Sequence[float]
+) -> tuple[tuple[tuple[float, ...], ...], dict[str, float]]:
+    """Returns what a merge by norms makes of the norms of each contribution: factors, and the norms to scale the mean of variables to.
+
+    `sums` are, for each shard and each contribution in turn, the sums of squares of first `layout.slices`, then `layout.tables`, -1 where
+    it has no gradient; the factors are in the same arrangement. `weights`: of all contributions. Formulas: `MergeName`.
+    """
+    squares: dict[str, dict[int, float]] = {}
+    for layout, shard_sums in zip(layouts, sums, strict=True):
+        pieces = (*layout.slices, *layout.tables)
+        for position, square in enumerate(shard_sums):
+            piece, contribution = pieces[position % len(pieces)], position // len(pieces)
+            if not square < 0 and not _is_update(piece):
+                of = squares.setdefault(piece.variable.name, {})
+                of[contribution] = of.get(contribution, 0.0) + square
+    factors: dict[str, dict[int, float]] = {}
+    wanted: dict[str, float] = {}
+    if merge.name is MergeName.BOUNDED_MEAN:
+        given = sorted({one for of in squares.values() for one in of})
+        totals = {one: math.sqrt(math.fsum(of[one] for of in squares.values() if one in of)) for one in given}
+        bounded = {one: _within(norm, merge, [other for it, other in totals.items() if it != one]) for one, norm in totals.items()}
+        factors = dict.fromkeys(squares, bounded)
+    else:
+        for name, of in squares.items():
+            norms = {one: math.sqrt(square) for one, square in of.items()}
+            wanted[name] = math.fsum(weights[one] * norm for one, norm in norms.items()) / math.fsum(weights[one] for one in norms)
+            # Of this norm, so that no unit vector is too small or large for its type.
+            factors[name] = {one: _ratio(wanted[name], norm) for one, norm in norms.items()}
+    names = [[piece.variable.name for piece in (*layout.slices, *layout.tables)] for layout in layouts]
+    by_shard = (tuple(factors.get(name, {}).get(one, 1.0) for one in range(len(weights)) for name in of) for of in names)
+    return tuple(by_shard), wanted
+
+
+def _within(norm: float, merge: MergeSpec, others: Sequence[float]) -> float:
+    limit = merge.number * statistics.median(finite) if (finite := [one for one in others if math.isfinite(one)]) else math.inf
+    return limit / norm if norm > limit else 1.0
+
+
+def _ratio(wanted: float, norm: float) -> float:
+    if not math.isfinite(norm):
+        return math.nan
+    return wanted / norm if norm else 0.0
+
+
+def scales(
+    clip: ClipSpec, *, layouts: Sequence[Layout], sums: Sequence[Sequence[float]], norms: Mapping[str, float] = MappingProxyType({})
+) -> tuple[tuple[float, ...], ...]:
     """Returns, for each shard, the factor of each of its slices: first `layout.slices`, then `layout.tables`.
 
-    `sums` are the sums of squares in the same arrangement, after clipping by value. Slices of one variable have one factor. A norm that is
-    not finite gives nan: such a step must show in the values, as in the original. Plain updates (not gradients) have 0 and get 1.
+    `sums` are the sums of squares in the same arrangement, after clipping by value. `norms`: what the mean of a variable is scaled to
+    before it is clipped, by name, as `shares` gives them; the others stay as they are. Slices of one variable have one factor. A norm that
+    is not finite gives nan: such a step must show in the values, as in the original. Plain updates (not gradients) have 0 and get 1.
     """
     by_variable: dict[str, float] = {}
     for layout, shard_sums in zip(layouts, sums, strict=True):
         for piece, square in zip((*layout.slices, *layout.tables), shard_sums, strict=True):
             by_variable[piece.variable.name] = by_variable.get(piece.variable.name, 0.0) + square
+    radial = {name: _ratio(norms[name], math.sqrt(square)) if name in norms else 1.0 for name, square in by_variable.items()}
+    by_variable = {name: square * radial[name] ** 2 for name, square in by_variable.items()}
     factors = {name: _factor(math.sqrt(square), clip.norm) for name, square in by_variable.items()}
     total = math.sqrt(math.fsum(square * factors[name] ** 2 for name, square in by_variable.items()))
     common = _factor(total, clip.global_norm)
+    of_variable = {name: radial[name] * factor * common for name, factor in factors.items()}
     return tuple(
-        tuple(1.0 if _is_update(piece) else factors[piece.variable.name] * common for piece in (*layout.slices, *layout.tables))
+        tuple(1.0 if _is_update(piece) else of_variable[piece.variable.name] for piece in (*layout.slices, *layout.tables))
         for layout in layouts
     )
 

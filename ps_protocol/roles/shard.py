@@ -196,12 +196,13 @@ class ApplyRequest:
     """The step to apply and the contributions to average, sorted: the optimizer makes the next step of the mean.
 
     `weights`: how much each contributor counts in the mean of those that have a gradient, in the same order; of one alone: a factor; empty:
-    all 1. `merge`: what takes the place of that mean.
-    `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
-    be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
-    this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:
-    contributors that this shard has said it does not have; here they count as contributions that have no gradient. `attached`:
-    what contributors have brought, kept as the ranges are. `wants_checksums`: another server applies the same step.
+    all 1. `merge`: what takes the place of that mean. `shares`: where it goes by norms, a factor for each contributor's gradient of each
+    slice and table, contributor by contributor, before the mean is made, as `model.spec.shares` has it; empty: all 1. `scales`: one factor
+    for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never be applied, to be
+    dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with this step, and
+    those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`: contributors that
+    this shard has said it does not have; here they count as contributions that have no gradient. `attached`: what contributors have
+    brought, kept as the ranges are. `wants_checksums`: another server applies the same step.
     """
 
     fence: Fence
@@ -215,6 +216,7 @@ class ApplyRequest:
     attached: StepAttachments = NO_STEP_ATTACHMENTS
     wants_checksums: bool = False
     merge: MergeSpec = MEAN
+    shares: tuple[float, ...] = ()
     answer: ClassVar[type[ApplyReply]] = ApplyReply
 
     @property
@@ -233,7 +235,8 @@ class ApplyRequest:
 class PrepareRequest:
     """Asks for the sum of squares of the mean that a step would use, for each of `layout.slices` and `layout.tables`. No effect.
 
-    Raises what the step raises.
+    If the step merges by norms and has no `shares` yet: for those of each contributor in turn, and -1 where it has no gradient. Raises what
+    the step raises.
     """
 
     of: ApplyRequest

@@ -518,7 +518,7 @@ class MemoryGrant(_message.Message):
     def __init__(self, num_buffers: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without", "attached", "wants_checksums", "merge")
+    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without", "attached", "wants_checksums", "merge", "shares")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
@@ -530,6 +530,7 @@ class ApplyRequest(_message.Message):
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     WANTS_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     step: int
     contributors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
@@ -541,7 +542,8 @@ class ApplyRequest(_message.Message):
     attached: _tensor_pb2.StepAttachments
     wants_checksums: bool
     merge: _tensor_pb2.Merge
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ..., wants_checksums: bool = ..., merge: _Optional[_Union[_tensor_pb2.Merge, _Mapping]] = ...) -> None: ...
+    shares: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ..., wants_checksums: bool = ..., merge: _Optional[_Union[_tensor_pb2.Merge, _Mapping]] = ..., shares: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ApplyReply(_message.Message):
     __slots__ = ("step", "repeated_request", "checksums")

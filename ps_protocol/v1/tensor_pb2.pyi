@@ -282,9 +282,13 @@ class Merge(_message.Message):
         NAME_UNSPECIFIED: _ClassVar[Merge.Name]
         NAME_MEAN: _ClassVar[Merge.Name]
         NAME_TRIMMED_MEAN: _ClassVar[Merge.Name]
+        NAME_BOUNDED_MEAN: _ClassVar[Merge.Name]
+        NAME_RADIAL_MEAN: _ClassVar[Merge.Name]
     NAME_UNSPECIFIED: Merge.Name
     NAME_MEAN: Merge.Name
     NAME_TRIMMED_MEAN: Merge.Name
+    NAME_BOUNDED_MEAN: Merge.Name
+    NAME_RADIAL_MEAN: Merge.Name
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     name: Merge.Name

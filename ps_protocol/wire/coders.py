@@ -38,8 +38,8 @@ _ConstraintKind_MEMBERS: dict[Any, Any] = {1: ConstraintKind.NON_NEGATIVE, 2: Co
 _Schedule_arguments = fields.default_of(Schedule, "arguments")
 _OptimizerSpec_hyperparameters = fields.default_of(OptimizerSpec, "hyperparameters")
 _OptimizerSpec_slot_values = fields.default_of(OptimizerSpec, "slot_values")
-_MergeName_NUMBERS: dict[Any, Any] = {MergeName.MEAN: 1, MergeName.TRIMMED_MEAN: 2}
-_MergeName_MEMBERS: dict[Any, Any] = {1: MergeName.MEAN, 2: MergeName.TRIMMED_MEAN}
+_MergeName_NUMBERS: dict[Any, Any] = {MergeName.MEAN: 1, MergeName.TRIMMED_MEAN: 2, MergeName.BOUNDED_MEAN: 3, MergeName.RADIAL_MEAN: 4}
+_MergeName_MEMBERS: dict[Any, Any] = {1: MergeName.MEAN, 2: MergeName.TRIMMED_MEAN, 3: MergeName.BOUNDED_MEAN, 4: MergeName.RADIAL_MEAN}
 _ModelSpec_clip = fields.default_of(ModelSpec, "clip")
 _PolicyName_NUMBERS: dict[Any, Any] = {PolicyName.SYNC: 1, PolicyName.SSP: 2, PolicyName.ASYNC: 3, PolicyName.OUTER: 4}
 _TokenMode_NUMBERS: dict[Any, Any] = {TokenMode.STRICT: 1, TokenMode.FIFO: 2}
@@ -712,6 +712,8 @@ def write_ApplyRequest(value: ApplyRequest, message: Any) -> None:
     message.wants_checksums = value.wants_checksums
     if (one := value.merge) is not _ApplyRequest_merge and one != _ApplyRequest_merge:
         write_MergeSpec(one, message.merge)
+    if one := value.shares:
+        message.shares.extend(one)
 
 
 def read_ApplyRequest(message: Any) -> ApplyRequest:
@@ -727,6 +729,7 @@ def read_ApplyRequest(message: Any) -> ApplyRequest:
         attached=read_StepAttachments(message.attached) if message.HasField("attached") else _ApplyRequest_attached,
         wants_checksums=message.wants_checksums,
         merge=read_MergeSpec(message.merge) if message.HasField("merge") else _ApplyRequest_merge,
+        shares=tuple(message.shares),
     ))
 
 

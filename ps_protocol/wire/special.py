@@ -308,7 +308,8 @@ def _read_discard(message: tensor_pb2.PushId) -> PushId:
 def in_order(request: ApplyRequest) -> ApplyRequest:
     """Returns the step to apply with its contributors sorted together with their weights.
 
-    Raises MalformedMessage if there is no contributor, or one occurs twice, or the weights are not one for each.
+    Raises MalformedMessage if there is no contributor, or one occurs twice, the weights are not one for each, or shares would have to be
+    sorted, too.
     """
     contributors, weights = request.contributors, request.weights
     if not contributors:
@@ -320,6 +321,8 @@ def in_order(request: ApplyRequest) -> ApplyRequest:
     ordered = tuple(sorted(contributors))
     if ordered == contributors:
         return request
+    if request.shares:
+        raise MalformedMessage(f"step {request.step}: shares for contributors that do not ascend; name these in order")
     weight_of = dict(zip(contributors, weights, strict=True)) if weights else {}
     return dataclasses.replace(request, contributors=ordered, weights=tuple(weight_of[push_id] for push_id in ordered if weights))
 

@@ -43,6 +43,16 @@ def factors(request: ApplyRequest, *, num_scales: int) -> tuple[tuple[float, ...
     return tuple(weight for _, weight in by_id), () if all(scale == 1 for scale in scales) else scales
 
 
+def of_each(request: ApplyRequest, *, num_shares: int) -> list[tuple[float, ...]]:
+    """Returns the shares of each contributor; empty if there are none. Raises InvalidSpec if they do not fit."""
+    if request.shares and len(request.shares) != num_shares * len(request.contributors):
+        raise InvalidSpec(
+            f"step {request.step}: {len(request.shares)} shares of {len(request.contributors)} contributors with {num_shares} slices and"
+            " tables; give one for each of each, or none"
+        )
+    return [request.shares[start : start + num_shares] for start in range(0, len(request.shares), num_shares)] if num_shares else []
+
+
 def difference(mine: ShardSpec, theirs: ShardSpec) -> str:
     """Returns words for the first difference between `theirs` and the present model; empty if they are the same."""
     mine_by_part, theirs_by_part = (
@@ -127,7 +137,8 @@ class ShardModel:
         # How the latest step was asked for, answered, and prepared, so that the same may be asked again.
         self._last: ApplyRequest | None = None
         self.last_checksums: tuple[int, ...] = ()
-        self._prepared: tuple[ApplyRequest, list[float]] | None = None
+        # Of each contribution (False) and of the mean (True).
+        self._prepared: dict[bool, tuple[ApplyRequest, list[float]]] = {}
 
     # How it comes to its values
 
@@ -370,15 +381,30 @@ class ShardModel:
         return self._work(request, begin_out=lambda: self._arena.current)
 
     def run_prepare(self, request: ApplyRequest, work: StepWork) -> list[float]:
-        """Returns the sums of squares of the step's means, slice by slice and table by table. Takes long."""
-        sums = [*self._fused.sums_of_squares(work.dense), *self._tables.sums_of_squares(work.sparse)]
-        self._prepared = request, sums
+        """Returns the sums of squares that `PrepareRequest` asks for, slice by slice and table by table. Takes long."""
+        is_of_mean = _is_of_mean(request)
+        if is_of_mean:
+            sums = [*self._fused.sums_of_squares(work.dense), *self._tables.sums_of_squares(work.sparse)]
+        else:
+            by_id = {one.push_id: one.memory for one in work.contributions}
+            sums = [square for push_id in request.contributors for square in self._squares_of(by_id.get(push_id))]
+        self._prepared[is_of_mean] = request, sums
         return sums
+
+    def _squares_of(self, memory: StagedGradients | None) -> list[float]:
+        num_slices, num_tables = len(self.spec.layout.slices), len(self.spec.layout.tables)
+        if memory is None:
+            return [-1.0] * (num_slices + num_tables)
+        rows = SparseStep(gradients=[memory.rows], weights=(1.0,), scales=())
+        sums = self._fused.sums_of_squares(self._dense([memory], out=self._arena.current.memory))
+        sums += self._tables.sums_of_squares(rows) if num_tables else []
+        lacking = {*memory.absent, *(num_slices + table for table in range(num_tables) if table not in memory.rows)}
+        return [-1.0 if index in lacking else square for index, square in enumerate(sums)]
 
     def prepared(self, request: ApplyRequest) -> list[float]:
         """Returns the prepared sums of a step that has been applied; raises StepMismatch if it was not prepared."""
-        if self._prepared is not None and _are_same(self._prepared[0], request):
-            return self._prepared[1]
+        if (prepared := self._prepared.get(_is_of_mean(request))) is not None and _are_same(prepared[0], request):
+            return prepared[1]
         facts = {"step": str(self.step)}
         raise StepMismatch(f"step {request.step} was applied without being prepared; ask for the status", facts=facts)
 
@@ -463,15 +489,25 @@ class ShardModel:
             weights = tuple(by_id[one.push_id] for one in contributions if one.memory is not None)
             # Beside contributions without a gradient, the only one that has some is the mean.
             weights = () if len(weights) == 1 < len(request.contributors) else weights
+        by_position = dict(zip(request.contributors, of_each(request, num_shares=num_slices + num_tables), strict=False))
+        shares = [by_position[one.push_id] for one in contributions if one.memory is not None] if by_position else []
         rows = _NO_ROWS
         if num_tables:
             gradients = [memory.rows for memory in memories]
             rows = SparseStep(
-                gradients=gradients, weights=weights or (1.0,) * len(memories), scales=scales[num_slices:], merge=request.merge
+                gradients=gradients,
+                weights=weights or (1.0,) * len(memories),
+                scales=scales[num_slices:],
+                merge=request.merge,
+                shares=[of[num_slices:] for of in shares],
             )
         return StepWork(
             fused=self._fused,
-            dense=replace(self._dense(memories, out=begin_out().memory, weights=weights, scales=scales[:num_slices]), merge=request.merge),
+            dense=replace(
+                self._dense(memories, out=begin_out().memory, weights=weights, scales=scales[:num_slices]),
+                merge=request.merge,
+                shares=[of[:num_slices] for of in shares],
+            ),
             sparse=rows,
             contributions=contributions,
         )
@@ -512,6 +548,10 @@ class ShardModel:
             return SlotNotFound(f"ps {self.spec.shard}: no variable here has a moving average; ask for one when the model is created")
         names = " and ".join(sorted({repr(rule.spec.name) for rule in self._settings.rules})) or repr(self.spec.optimizer.name)
         return SlotNotFound(f"optimizer {names} has no slot {name!r}; it has {', '.join(self.slot_names) or 'none'}")
+
+
+def _is_of_mean(request: ApplyRequest) -> bool:
+    return not request.merge.needs_norms or bool(request.shares)
 
 
 def _are_same(one: ApplyRequest, other: ApplyRequest) -> bool:

@@ -110,13 +110,17 @@ def _next(left: deque[Task]) -> Task | None:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The bytes `start` to `stop`, all in one arena: the positions of the contributions with a gradient for them, and the mean's factor."""
+    """The bytes `start` to `stop`, all in one arena: the positions of the contributions with a gradient for them, and the mean's factor.
+
+    `shares`: a factor for the gradient of each contributor; empty: all 1.
+    """
 
     arena: ArenaRange
     start: int
     stop: int
     contributors: tuple[int, ...]
     scale: float = 1.0
+    shares: tuple[float, ...] = ()
 
 
 class Planner:
@@ -125,23 +129,38 @@ class Planner:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._members = _members(layout)
-        self._key: tuple[int, Sequence[Sequence[int]], Sequence[float]] = (0, (), ())
+        self._key: tuple[int, Sequence[Sequence[int]], Sequence[float], Sequence[Sequence[float]]] = (0, (), (), ())
         self._runs: tuple[Run, ...] = ()
 
-    def runs(self, num_gradients: int, *, absent: Sequence[Sequence[int]] = (), scales: Sequence[float] = ()) -> tuple[Run, ...]:
+    def runs(
+        self,
+        num_gradients: int,
+        *,
+        absent: Sequence[Sequence[int]] = (),
+        scales: Sequence[float] = (),
+        shares: Sequence[Sequence[float]] = (),
+    ) -> tuple[Run, ...]:
         """Returns runs that cover all arenas, in their order.
 
-        `absent`: for each contribution, the slices that it has no gradient for. `scales`: a factor for each slice. Empty: none, and all 1.
+        `absent`: for each contribution, the slices that it has no gradient for. `scales`: a factor for each slice. `shares`: for
+        each contribution, a factor for each slice. Empty: none, and all 1.
         """
-        key = (num_gradients, absent if any(absent) else (), scales if any(scale != 1.0 for scale in scales) else ())
+        key = (
+            num_gradients,
+            absent if any(absent) else (),
+            scales if any(scale != 1.0 for scale in scales) else (),
+            shares if any(share != 1.0 for of in shares for share in of) else (),
+        )
         if key != self._key:
             self._runs = tuple(self._split(*key))
             self._key = key
         return self._runs
 
-    def _split(self, num_gradients: int, absent: Sequence[Sequence[int]], scales: Sequence[float]) -> Iterator[Run]:
+    def _split(
+        self, num_gradients: int, absent: Sequence[Sequence[int]], scales: Sequence[float], shares: Sequence[Sequence[float]]
+    ) -> Iterator[Run]:
         everyone = tuple(range(num_gradients))
-        if not absent and not scales:
+        if not absent and not scales and not shares:
             for arena in self._layout.arenas:
                 yield Run(arena=arena, start=arena.start, stop=arena.stop, contributors=everyone)
             return
@@ -154,12 +173,13 @@ class Planner:
             for index in members:
                 contributors = tuple(p for p in everyone if p not in missing[index]) if index in missing else everyone
                 scale = scales[index] if scales else 1.0
+                of_each = tuple(shares[position][index] for position in contributors) if shares else ()
                 start, stop = span(self._layout, index)
-                if run is not None and (run.contributors, run.scale) == (contributors, scale):
+                if run is not None and (run.contributors, run.scale, run.shares) == (contributors, scale, of_each):
                     start = run.start
                 elif run is not None:
                     yield run
-                run = Run(arena=arena, start=start, stop=stop, contributors=contributors, scale=scale)
+                run = Run(arena=arena, start=start, stop=stop, contributors=contributors, scale=scale, shares=of_each)
             if run is not None:
                 yield run
 
@@ -426,7 +446,8 @@ class StepMemory:
     mean of each slice. Empty: none, and all 1.
     `encodings`: how each of `gradients` lies in its memory, as it is or in halves; empty: all as they are. `formulas`: what is computed
     once everything else is, in this order, each with the position of the contribution that has its arrays; what they write is `absent`
-    there. `merge`: what takes the place of the mean. `step` is that of the gradients.
+    there. `merge`: what takes the place of the mean; `shares`: for each of `gradients`, a factor for each slice. `step` is that of the
+    gradients.
     """
 
     value: Array
@@ -441,6 +462,7 @@ class StepMemory:
     encodings: Sequence[FloatEncoding] = ()
     formulas: Sequence[tuple[int, FormulaUpdate]] = ()
     merge: MergeSpec = MEAN
+    shares: Sequence[Sequence[float]] = ()
 
 
 class Blocks:
@@ -522,6 +544,8 @@ class RunView:
         if len(memory.weights) > 1 and weights:
             scale = len(weights) / sum(weights)
             weights = [weight * scale for weight in weights] if len(weights) > 1 else [1.0]
+        if run.shares:
+            weights = [weight * share for weight, share in zip(weights or [1.0] * len(run.shares), run.shares, strict=True)]
         self.weights = weights if weights and any(weight != 1.0 for weight in weights) else ()
         self.size = self.value.size
         self.is_half = run.arena.data_type.itemsize == 2
@@ -702,7 +726,7 @@ class FusedApply:
 
         The caller has begun the rules, and advances them afterwards. Slices for which no contribution has a gradient keep values and slots.
         """
-        runs = self._planner.runs(len(memory.gradients), absent=memory.absent, scales=memory.scales)
+        runs = self._planner.runs(len(memory.gradients), absent=memory.absent, scales=memory.scales, shares=memory.shares)
         views = [RunView(run, memory, self._layout, slots=tuple(self._rules[run.arena.rule].slots)) for run in runs]
         parts = [(view, part) for view in views for part in self._parts(view)]
         num_nonfinite = self._share(parts, self._apply)
@@ -717,10 +741,11 @@ class FusedApply:
     def sums_of_squares(self, memory: StepMemory) -> list[float]:
         """Returns the sum of squares of each slice's mean, as float64: after weights and clipping by value, before `scales`. No effect.
 
-        Of `memory` only the gradients, `absent` and `weights` are used. Slices without a gradient, and those of update rules, have 0.
+        Of `memory` only the gradients, `absent`, `weights`, `merge` and `shares` are used. Slices without a gradient, and those of update
+        rules, have 0.
         """
         sums = SquareSums(self._layout, block_bytes=self._block_bytes)
-        runs = self._planner.runs(len(memory.gradients), absent=memory.absent)
+        runs = self._planner.runs(len(memory.gradients), absent=memory.absent, shares=memory.shares)
         views = [
             RunView(run, memory, self._layout, slots=())
             for run in runs

@@ -117,6 +117,10 @@ def mean_of_rows(
     return RowGradient(indices=indices, rows=rows)
 
 
+def _scaled(gradient: RowGradient, factor: float, sum_dtype: np.dtype[Any]) -> RowGradient:
+    return gradient if factor == 1 else RowGradient(indices=gradient.indices, rows=gradient.rows.astype(sum_dtype) * sum_dtype.type(factor))
+
+
 def trimmed_mean_of_rows(
     gradients: Sequence[RowGradient | None], merge: MergeSpec, *, weights: Sequence[float], lacks_none: bool, sum_dtype: np.dtype[Any]
 ) -> RowGradient:
@@ -642,13 +646,15 @@ def _known(gradient: RowGradient, numbers: Array) -> tuple[RowGradient, Array]:
 class SparseStep:
     """The part of a step for the tables: each contribution's gradients by table, how much it counts, and the factors of the tables' means.
 
-    The weight of one alone is a factor. `merge`: what takes the place of the mean.
+    The weight of one alone is a factor. `merge`: what takes the place of the mean; `shares`: for each contribution, a factor for each
+    table.
     """
 
     gradients: Sequence[Mapping[int, RowGradient]]
     weights: Sequence[float]
     scales: Sequence[float]
     merge: MergeSpec = MEAN
+    shares: Sequence[Sequence[float]] = ()
 
 
 class TableGroup:
@@ -761,10 +767,15 @@ class TableGroup:
 
     def _mean(self, position: int, step: SparseStep, *, counts: bool = False) -> RowGradient | None:
         """The mean for the optimizer, before its scale, in memory of its own; None without a gradient. `counts`: keys not admitted."""
-        given = [(rows[position], weight) for rows, weight in zip(step.gradients, step.weights, strict=True) if position in rows]
+        table, variable = self._tables[position], self._tables[position].piece.variable
+        factors = [of[position] for of in step.shares] or [1.0] * len(step.weights)
+        given = [
+            (_scaled(rows[position], factor, variable.data_type.sum_dtype), weight)
+            for rows, weight, factor in zip(step.gradients, step.weights, factors, strict=True)
+            if position in rows
+        ]
         if not given:
             return None
-        table, variable = self._tables[position], self._tables[position].piece.variable
         weights, divisor, lacks_none = [weight for _, weight in given], None, variable.sparse_mean is SparseMean.PER_REPLICA
         if len(step.weights) == 1:
             divisor = 1.0

@@ -11,7 +11,8 @@ from ps_protocol.roles.chief import DEFAULT_POLICY
 from tests.simulation.world import NetworkSpec
 
 FAULTS_S = 5.0
-MERGES = (MEAN, merge_of("trimmed_mean:0.34"))
+# So large a norm that nothing is scaled: what matters is the way through PrepareStep.
+MERGES = (MEAN, merge_of("bounded_mean:1e9"), merge_of("trimmed_mean:0.34"))
 # By then every cluster has its first values.
 _BEGUN_S = 1.0
 
@@ -227,6 +228,7 @@ POLICIES = (
     DEFAULT_POLICY,
     PolicySpec(replicas_to_aggregate=1),
     PolicySpec(merge=MERGES[-1]),
+    PolicySpec(name=PolicyName.OUTER, merge=MERGES[1]),
     PolicySpec(tokens=TokenMode.FIFO),
     PolicySpec(name=PolicyName.ASYNC),
     PolicySpec(name=PolicyName.ASYNC, max_staleness=1),

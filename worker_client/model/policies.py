@@ -33,7 +33,11 @@ def sync_policy(
 
     `merge`: how a step's contributions become the gradient that the optimizer gets, weights honoured, in the order of the workers: "mean";
     or "trimmed_mean:0.25", which for each element leaves out so large a share of the values (rounded down) at either end, NaN counting as
-    the largest (Yin et al., arXiv 1803.01498). It also holds for rows of tables, and not for updates of buffers.
+    the largest (Yin et al., arXiv 1803.01498); or "bounded_mean:3", which scales a contribution down to at most 3 times the median of the
+    others' Euclidean norms, of all gradients together (Sun et al., arXiv 1911.07963); or "radial_mean", where a variable's gradient has the
+    mean of the norms and the direction of the mean of the unit vectors (arXiv 2604.21428). The last two take one or two more rounds between
+    chief and servers; the sums of a variable on several servers may then differ in the last bit from those on one. Also for rows of tables;
+    not for updates of buffers.
     """
     return PolicySpec(
         name=PolicyName.SYNC,

@@ -4,8 +4,8 @@ It is made from a `Start`, and dropped when the cluster goes back to a checkpoin
 shards have at most one task; when all have done it, the next one begins.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from chief.core.cluster.checkpoints import HeldStep
@@ -32,7 +32,7 @@ from ps_protocol.errors import ContributionMissing, InvalidSpec, NotInitialized,
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MergeSpec
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import scales
+from ps_protocol.model.spec import scales, shares
 from ps_protocol.roles.checkpoint import Checkpoint, ChosenPush
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
@@ -96,13 +96,17 @@ class _TokenAsk:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A step that is being applied. `redo`: as it was applied by some shards for an earlier chief."""
+    """A step that is being applied. `redo`: as it was applied by some shards for an earlier chief.
+
+    `norms`: what the mean of a variable is scaled to; see `shares` of `model.spec`.
+    """
 
     step: int
     contributors: tuple[PushId, ...]
     weights: tuple[float, ...]
     merge: MergeSpec
     redo: ApplyRequest | None = None
+    norms: Mapping[str, float] = field(default_factory=dict)
 
 
 class Discards:
@@ -671,21 +675,32 @@ class Training:
         return event.work is self._told and not self._ending.is_failed
 
     def prepared(self, event: Done, now: float) -> None:
-        """The size of the mean is known: it is applied, scaled down if it is too large."""
-        told = self._told
-        if not self._awaits(event) or not isinstance(told, PrepareStep):
+        """The size of the mean is known: it is applied, scaled down if it is too large. Before that, the sizes of contributions may be."""
+        told, step = self._told, self._step
+        if not self._awaits(event) or not isinstance(told, PrepareStep) or step is None:
             return
         if isinstance(event.result, Lacking):
             self._do_without(told, event.result.missing, now)
             return
         layouts, model = self._model.layouts, self._model.model
+        is_of_each = told.merge.needs_norms and not told.shares
         for index, (sums, layout) in enumerate(zip(event.result, layouts, strict=True)):
-            num_slices = len(layout.slices) + len(layout.tables)
+            num_slices = (len(layout.slices) + len(layout.tables)) * (len(told.contributors) if is_of_each else 1)
             if len(sums) != num_slices:
                 self._ending.fail(f"{self._servers[index].name}: reported {len(sums)} sums of squares of {num_slices} slices")
                 return
         assert model is not None
-        self._apply(scales(model.clip, layouts=layouts, sums=event.result), without=told.without)
+        if is_of_each:
+            weights = told.weights or (1.0,) * len(told.contributors)
+            factors, norms = shares(told.merge, layouts=layouts, sums=event.result, weights=weights)
+            self._step, told = replace(step, norms=norms), replace(told, shares=factors)
+            if norms or model.clip.needs_norms:
+                self._have(told)
+            else:
+                self._apply((), without=told.without, shares=factors)
+            return
+        factors = scales(model.clip, layouts=layouts, sums=event.result, norms=step.norms)
+        self._apply(factors, without=told.without, shares=told.shares)
 
     def refused(self, event: Failed) -> None:
         """A shard refuses what all are told to do: it is not what it should be."""
@@ -728,7 +743,7 @@ class Training:
         model = self._model.model
         self._step = step
         self._ledger.complete_step(step.contributors, weights=step.weights, last_worker=last_worker, now=now)
-        if model is None or not model.clip.needs_norms:
+        if not step.merge.needs_norms and (model is None or not model.clip.needs_norms):
             self._apply(())
             return
         self._have(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights, merge=step.merge))
@@ -737,7 +752,13 @@ class Training:
         self._told = told
         self._out.add(told)
 
-    def _apply(self, factors: tuple[tuple[float, ...], ...], *, without: tuple[tuple[PushId, ...], ...] = ()) -> None:
+    def _apply(
+        self,
+        factors: tuple[tuple[float, ...], ...],
+        *,
+        without: tuple[tuple[PushId, ...], ...] = (),
+        shares: tuple[tuple[float, ...], ...] = (),
+    ) -> None:
         step = self._step
         assert step is not None
         self._have(
@@ -747,6 +768,7 @@ class Training:
                 contributors=step.contributors,
                 weights=step.weights,
                 merge=step.merge,
+                shares=shares,
                 scales=factors,
                 discards=self._take_discards() if step.redo is None else (),
                 ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,

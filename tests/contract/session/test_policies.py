@@ -190,6 +190,57 @@ def test_a_trimmed_step_leaves_out_what_is_largest_and_smallest_in_each_element(
     np.testing.assert_array_equal(sessions[0].read_rows("t", [8]), [[-3, -3]])
 
 
+@pytest.mark.parametrize("num_ps", [1, 3])
+def test_a_contribution_counts_at_most_so_often_as_the_median_norm_of_the_others(start: Start, num_ps: int) -> None:
+    cluster = start(Shape(num_ps=num_ps, num_workers=3))
+    sessions = [joined(cluster, worker_client.sync_policy(merge="bounded_mean:2") if index == 0 else None) for index in range(3)]
+    # Norms of all variables together: 5, 10 and 1000; the last is limited to 2 x 7.5, and counts with weight 2.
+    given = [(3.0, 4.0), (6.0, 8.0), (600.0, 800.0)]
+    step_together(sessions, [_along_axes(a, b) for a, b in given], weights=(1.0, 1.0, 2.0))
+    values = sessions[0].read()
+    np.testing.assert_allclose(values["a"], [-(3 + 6 + 2 * 9) / 4, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(values["b"], [-(4 + 8 + 2 * 12) / 4, *[0] * 39], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+@pytest.mark.parametrize("limits", [{}, {"clip_norm": 2.0}])
+def test_a_radial_step_has_the_mean_of_the_norms_and_of_the_directions_of_each_variable(
+    start: Start, limits: dict[str, Any], num_ps: int
+) -> None:
+    cluster = start(Shape(num_ps=num_ps, num_workers=3))
+    sessions = [cluster.session() for _ in range(3)]
+    sessions[0].set_policy(worker_client.outer_policy(merge="radial_mean"), timeout_s=20)
+    split = worker_client.Variable(np.zeros((3, 2), np.float32), partitioner=worker_client.fixed_size_partitioner(num_ps))
+    for session in sessions:
+        values = {"w": split, "b": np.zeros(2), "t": EmbeddingTable((10, 2))}
+        session.create_or_join(values, optimizer=worker_client.sgd(1.0), timeout_s=20, **limits)
+    rng = np.random.default_rng(5)
+    given: list[dict[str, Any]] = [
+        {"w": rng.standard_normal((3, 2)).astype(np.float32) * 10**power, "b": None, "t": None} for power in (0, 1, 3)
+    ]
+    given[1]["b"], given[2]["b"] = np.array([3.0, 4.0]), np.zeros(2)
+    given[0]["t"], given[2]["t"] = (IndexedSlices([row], np.full((1, 2), value, np.float32)) for row, value in ((1, 1.0), (8, 3.0)))
+    step_together(sessions, given, weights=(1.0, 2.0, 5.0))
+    read = sessions[0].read()
+    most = limits.get("clip_norm", np.inf)
+    np.testing.assert_allclose(-read["w"], _radial([one["w"] for one in given], (1, 2, 5), most), rtol=1e-5)
+    np.testing.assert_allclose(-read["b"], _radial([given[1]["b"], given[2]["b"]], (2, 5), most), rtol=1e-5)
+    # A row's mean is of those that have it, so the two keep their unit vectors.
+    norm = min(most, (1 * 2**0.5 + 5 * 18**0.5) / 6)
+    np.testing.assert_allclose(-sessions[0].read_rows("t", [1, 8]), np.full((2, 2), norm / 2), rtol=1e-5)
+
+
+def _radial(gradients: Sequence[Any], weights: Sequence[float], most: float) -> Any:
+    norms = [float(np.linalg.norm(one)) for one in gradients]
+    direction = sum(weight * one / norm for weight, one, norm in zip(weights, gradients, norms, strict=True) if norm)
+    norm = sum(weight * norm for weight, norm in zip(weights, norms, strict=True)) / sum(weights)
+    return min(norm, most) * direction / np.linalg.norm(direction)
+
+
+def _along_axes(a: float, b: float) -> dict[str, Any]:
+    return {"a": np.array([a, 0, 0]), "b": np.array([b, *[0] * 39]), "t": None}
+
+
 def step_together(sessions: Sequence[Session], gradients: Sequence[dict[str, Any]], *, weights: Sequence[float] = (1.0, 1.0, 1.0)) -> None:
     with ThreadPoolExecutor(len(sessions)) as threads:
         steps = [

@@ -65,12 +65,15 @@ def test_policy_fields_that_contradict_each_other_are_refused(fields: dict[str, 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("median", "got 'median', want one of mean, trimmed_mean"),
+        ("median", "got 'median', want one of mean, trimmed_mean, bounded_mean, radial_mean"),
         ("trimmed_mean:many", "got 'trimmed_mean:many', want one of"),
         (0.25, "got 0.25, want one of"),
         ("trimmed_mean", "trimmed_mean with 0.0, want the share to leave out at each end"),
         ("trimmed_mean:0.5", "trimmed_mean with 0.5, want the share"),
         ("trimmed_mean:nan", "trimmed_mean with nan, want the share"),
+        ("bounded_mean:0", "bounded_mean with 0.0, want how often the others' median norm"),
+        ("bounded_mean:inf", "bounded_mean with inf, want how often"),
+        ("radial_mean:2", "radial_mean with 2.0, want no number"),
         ("mean:1", "mean with 1.0, want no number"),
     ],
 )
