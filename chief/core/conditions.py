@@ -118,13 +118,13 @@ def whole(value_s: float) -> str:
     return f"{value_s:.0f} s" if value_s < 600 else f"{value_s / 60:.0f} min"
 
 
-def named(kind: str, indices: Sequence[int], *, limit: int = 3) -> str:
-    """Returns for example "workers 1, 4 and 6"."""
+def named(kind: str, indices: Sequence[int]) -> str:
+    """Returns for example "workers 1, 4 and 6", and of more than three "workers 1, 4 and 3 others"."""
     texts = [str(index) for index in sorted(indices)]
     if len(texts) == 1:
         return f"{kind} {texts[0]}"
-    if len(texts) > limit:
-        texts = [*texts[: limit - 1], f"{len(texts) - limit + 1} others"]
+    if len(texts) > 3:
+        texts = [*texts[:2], f"{len(texts) - 2} others"]
     plural = kind if kind == "ps" else f"{kind}s"
     return f"{plural} {', '.join(texts[:-1])} and {texts[-1]}"
 

@@ -32,10 +32,9 @@ class StoryKeeper:
         server: FirstServer,
         *,
         join_counts: Callable[[ContributionCounts], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._join_counts = join_counts
-        self._recorder, self._event_log, self._server, self._clock = recorder, event_log, server, clock
+        self._recorder, self._event_log, self._server = recorder, event_log, server
         # Whether the chief before has been asked for, and has left something.
         self._has_asked = self.has_joined = False
         # How many events were kept, and when.
@@ -61,7 +60,7 @@ class StoryKeeper:
             return
         if not self._has_asked:
             self._join(unpack(self._server.exchange_story(status, b"")))
-        events, now = self._event_log.since(0), self._clock()
+        events, now = self._event_log.since(0), time.monotonic()
         newest = events[-1].number if events else 0
         if newest != self._num_kept or now - self._kept_at >= _KEEP_EVERY_S:
             self._server.exchange_story(status, pack(self._recorder.story(events)))

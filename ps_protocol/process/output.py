@@ -157,11 +157,9 @@ class BoundedOutput:
             self._changed.notify_all()
 
 
-def write_last(stream: TextIO | None, text: str, *, is_hurried: bool = False) -> None:
-    """Writes the last words of a program, and waits for a reader for a limited time; `is_hurried`: for 0.2 s at most."""
+def write_last(stream: TextIO | None, text: str) -> None:
+    """Writes the last words of a program, and waits for a reader for a limited time."""
     with BoundedOutput(stream) as output:
-        if is_hurried:
-            output.hurry()
         try:
             output.write(text)
         except OSError as error:

@@ -7,7 +7,6 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,9 @@ def new_token() -> str:
     return secrets.token_hex(32)
 
 
-def new_token_lines(roles: Iterable[CallerRole] = tuple(CallerRole)) -> str:
+def new_token_lines() -> str:
     """Returns the text of a token file with a new token for each role."""
-    return "".join(f"{role.value} {new_token()}\n" for role in roles)
+    return "".join(f"{role.value} {new_token()}\n" for role in CallerRole)
 
 
 def write_secret(path: Path, text: str | bytes) -> None:

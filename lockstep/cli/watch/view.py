@@ -14,7 +14,7 @@ from ps_protocol.roles.shard import ShardReport
 Point = tuple[float, int, float | None]
 
 _BARS = "▁▂▃▄▅▆▇█"
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_PLAIN = "\x1b[0m"
 _COLOURS = {Level.RED: "\x1b[31m", Level.AMBER: "\x1b[33m", Level.GREEN: "\x1b[32m"}
 # The scale of a curve ends at this quantile, so that one slow step does not flatten the others.
 _MOST = 0.97
@@ -26,16 +26,15 @@ _CLAIMS = {"none": "only when asked for", "interval": "at intervals", "step": "w
 # What all three begin with: the conditions that hold, and where the cluster is.
 
 
-def why_lines(status: ClusterStatus, *, has_colours: bool = False) -> list[str]:
+def why_lines(status: ClusterStatus) -> list[str]:
     """Returns the headline, what to do, the commands for that, other conditions; then what they concern, and what a loss would cost."""
-    lines = [*_conditions(status, has_colours), "", *_place(status), *_concerned(status), *_kept(status)]
+    lines = [*_conditions(status), "", *_place(status), *_concerned(status), *_kept(status)]
     return [*lines, loss] if (loss := loss_text(status)) else lines
 
 
-def _conditions(status: ClusterStatus, has_colours: bool = False) -> Iterator[str]:
+def _conditions(status: ClusterStatus) -> Iterator[str]:
     first = status.headline
-    line = printable(first.line)
-    yield f"{_BOLD}{_COLOURS[first.level]}{line}{_PLAIN}" if has_colours else line
+    yield printable(first.line)
     if first.advice:
         yield printable(first.advice)
     yield from (f"    {printable(command)}" for command in first.commands)
