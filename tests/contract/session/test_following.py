@@ -182,7 +182,7 @@ def test_a_follower_may_come_before_the_model(start: Start) -> None:
     cluster = start(Shape(num_ps=2, num_workers=1))
     weights = cluster.follower()
     with pytest.raises(DeadlineExceeded, match="the model has no values yet"):
-        weights.wait(timeout_s=3)
+        weights.wait(timeout_s=1.5)
     trained = Trained(cluster)
     assert weights.wait(step=trained.step(), timeout_s=20) == 1
     trained.check(dict(weights.arrays))
