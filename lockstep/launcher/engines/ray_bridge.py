@@ -35,6 +35,7 @@ class Place:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_begun = threading.Event()
 
     def is_ready(self) -> bool:
         """Whether the node has given the actor what it takes."""
@@ -51,7 +52,8 @@ class Place:
             pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
             self._process = process = subprocess.Popen(["sh", "-c", command], env=environment, bufsize=0, start_new_session=True, **pipes)
             assert process.stdout is not None and process.stderr is not None
-            self.write(first)
+            self._feed(process, first)
+            self._has_begun.set()
             with selectors.DefaultSelector() as selector:
                 selector.register(process.stdout, selectors.EVENT_READ, _OUT)
                 selector.register(process.stderr, selectors.EVENT_READ, _ERROR)
@@ -67,14 +69,19 @@ class Place:
 
     @ray.method(concurrency_group="input")  # type: ignore[untyped-decorator]
     def write(self, data: bytes) -> None:
-        """Writes to the command's standard input; nothing: closes it."""
-        assert self._process is not None and self._process.stdin is not None
+        """Writes to the command's standard input, once it has begun; nothing: closes it."""
+        self._has_begun.wait()
+        assert self._process is not None
+        self._feed(self._process, data)
+
+    def _feed(self, process: "subprocess.Popen[bytes]", data: bytes) -> None:
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             while data:
-                data = data[self._process.stdin.write(data) :]
+                data = data[process.stdin.write(data) :]
                 if not data:
                     return
-            self._process.stdin.close()
+            process.stdin.close()
 
 
 class Bridge:
