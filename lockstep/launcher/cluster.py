@@ -52,7 +52,7 @@ class LaunchedCluster:
     ) -> None:
         self._given_security = security
         self.spec = spec
-        self._hosts = Hosts(spec.hosts, python=spec.host_python, cwd=spec.host_dir) if spec.hosts else None
+        self._hosts = Hosts(spec.hosts, python=spec.host_python, cwd=spec.host_dir, places=spec.places) if spec.hosts else None
         # The next run continues from this one's checkpoints. A cluster only takes its own, so both need the same name.
         self.name = "up-local" if spec.has_checkpoints else f"up-{supervisor.token[:6]}"
         self.chief_address = self.page_url = ""

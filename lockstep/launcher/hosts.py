@@ -69,11 +69,12 @@ def marked(directories: Iterable[Path], *, mark: str) -> Iterator[list[Path]]:
 class Hosts:
     """Places processes on hosts: the first has the chief, parameter servers and workers take turns, and a standby is not beside its twin.
 
-    `python` and `cwd`: the Python that has Lockstep on each host, and the directory that programs run in there.
+    `python` and `cwd`: the Python that has Lockstep on each host, and the directory that programs run in there. `places`: the host of each
+    worker, if something else has chosen them.
     """
 
-    def __init__(self, hosts: Sequence[Host], *, python: str, cwd: str) -> None:
-        self._hosts = tuple(hosts)
+    def __init__(self, hosts: Sequence[Host], *, python: str, cwd: str, places: Sequence[Host] = ()) -> None:
+        self._hosts, self._places = tuple(hosts), tuple(places)
         self._placed: dict[str, Host] = {}
         self._lost: set[str] = set()
         self._python, self._cwd = python or sys.executable, cwd or str(Path.cwd())
@@ -87,7 +88,8 @@ class Hosts:
             return placed
         kind, _, index = name.partition(" ")
         place = int(index or 0) + (kind == "standby")
-        first = self._hosts[place % len(self._hosts)]
+        hosts = self._places if kind == "worker" and self._places else self._hosts
+        first = hosts[place % len(hosts)]
         left = [host for host in self._hosts if host.name not in self._lost] or [first]
         host = self._placed[name] = left[place % len(left)] if first.name in self._lost else first
         return host

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lockstep.launcher.engines.engine import Engine, engine_of
-from lockstep.launcher.hosts import parse_hosts
+from lockstep.launcher.hosts import Host, parse_hosts
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process import options
@@ -45,6 +45,11 @@ class ClusterSpec:
             self.num_workers = given[options.NUM_WORKERS] or (self.engine.num_workers if self.engine is not None else 0) or 1
             if self.engine is not None and self.engine.starts_workers and self.num_workers != self.engine.num_workers:
                 raise InvalidSpec(f"--workers: got {self.num_workers}, and {given[options.ENGINE]} has started {self.engine.num_workers}")
+            # The host of each worker, if the engine has placed them.
+            self.places: tuple[Host, ...] = ()
+            if self.engine is not None and self.engine.place is not None:
+                self.places = self.engine.place(self.num_workers)
+                self.hosts = tuple(dict.fromkeys(self.places))
             required = options.contributions_of(given, self.policy.name, num_workers=self.num_workers)
             # Contributions that a step needs while the policy is sync.
             self.num_required = required or self.num_workers

@@ -99,10 +99,11 @@ def test_what_a_function_raises_is_raised_by_the_driver(ray_of_three: Any, tmp_p
         try:
             lockstep.ray.up(train, num_workers=2)
         except LookupError as error:
-            print("the driver has", repr(error))
+            print("the driver has", repr(error.cause), "as", type(error).__name__)
+            print("the traceback is here" if 'raise LookupError("no such file")' in str(error) else error)
         """,
     )
-    assert "the driver has LookupError('no such file')" in ended.stdout, ended.stdout
+    assert "the driver has LookupError('no such file') as RayTaskError(LookupError)\nthe traceback is here" in ended.stdout, ended.stdout
     assert_nothing_is_left()
 
 
@@ -137,13 +138,50 @@ def test_the_documented_call_and_command_train_with_a_gpu_for_each_worker(ray_of
         ("lockstep.ray.up(print, num_workers=0)", "num_workers = 0, want at least 1"),
         ("lockstep.ray.up(print, num_workers=1, resources_per_worker={'num_gpus': 9})", "no node of Ray has processors, or GPUs if"),
         ("lockstep.ray.up(print, num_workers=1, flags='--max-step 5')", "ended with exit code 2: .*--max-step"),
+        ('lockstep.ray.up(print, num_workers=1, flags="--name \'x")', "flags: got .* want words as in a shell: No closing quotation"),
+        (
+            "lockstep.ray.up(print, num_workers=1, strategy='spread')",
+            "strategy = 'spread', want one of SPREAD, PACK, STRICT_SPREAD, STRICT_PACK",
+        ),
+        (
+            "lockstep.ray.up(print, num_workers=1, resources_per_worker={'num_cpus': 0})",
+            "a worker takes nothing; want a part of a processor",
+        ),
+        ("lockstep.ray.up(print, num_workers=7, placed_within_s=3)", "within 3 s; 7 workers need 7 CPU, and 6 of 6 are free"),
+        (
+            "lockstep.ray.up(print, num_workers=4, strategy='STRICT_SPREAD', placed_within_s=3)",
+            "Ray has not placed the workers within 3 s; 4 workers of 1 CPU each do not fit on 4 nodes",
+        ),
         ("lockstep.ray.up(lambda: open('/nowhere'), num_workers=1)", "No such file or directory: '/nowhere'"),
     ],
 )
 def test_a_mistake_is_an_error_of_the_driver_in_a_sentence(ray_of_three: Any, tmp_path: Path, call: str, words: str) -> None:
     program = f"import lockstep.ray\ntry:\n    {call}\nexcept Exception as error:\n    print('the driver has', error)\n"
     said = run(ray_of_three, tmp_path, program).stdout
-    assert re.search(f"the driver has .*{words}", said), said
+    assert re.search(f"the driver has .*{words}", said, re.DOTALL), said
+
+
+@pytest.mark.parametrize(("strategy", "num_nodes"), [("STRICT_PACK", 1), ("STRICT_SPREAD", 2), ("SPREAD", 2)])
+def test_workers_are_on_the_nodes_that_a_strategy_of_placement_groups_says(
+    ray_of_three: Any, tmp_path: Path, strategy: str, num_nodes: int
+) -> None:
+    ended = run(
+        ray_of_three,
+        tmp_path,
+        f"""
+        import lockstep.ray
+
+        def train():
+            import os, lockstep
+            with lockstep.connect():
+                return os.environ["RAY_RAYLET_PID"]
+
+        found = lockstep.ray.up(train, num_workers=2, strategy="{strategy}")
+        print("nodes", len(set(found)))
+        """,
+    )
+    assert ended.returncode == 0 and f"nodes {num_nodes}" in ended.stdout, ended.stdout
+    assert_nothing_is_left()
 
 
 def test_a_driver_that_is_interrupted_saves_a_checkpoint_and_one_that_is_killed_leaves_nothing(ray_of_three: Any, tmp_path: Path) -> None:

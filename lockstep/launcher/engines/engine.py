@@ -26,7 +26,8 @@ class Engine:
     `num_workers`, `worker_gpus`: how many workers, and GPUs of each, the user has asked the engine for; 0: it does not say. `is_launcher`:
     False where the engine has started this command several times, and this one leaves the work to another. `starts_workers`: it has started
     the programs itself, and the launcher's workers only stand for them. `run_again`: has it run the job again, which it is about to end,
-    and may not return; `again_words`: what then follows. `held`: what ends with the launcher.
+    and may not return; `again_words`: what then follows. `place`: has it find room for so many workers together, and returns the host of
+    each; None: they take turns. `held`: what ends with the launcher.
     """
 
     hosts: tuple[Host, ...]
@@ -36,6 +37,7 @@ class Engine:
     starts_workers: bool = False
     run_again: Callable[[], object] = lambda: None
     again_words: str = "start it again to continue from its newest checkpoint"
+    place: Callable[[int], tuple[Host, ...]] | None = None
     held: object = None
 
 

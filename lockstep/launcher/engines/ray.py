@@ -21,16 +21,22 @@ def engine(environment: Mapping[str, str]) -> Engine:
     path, bridge = environment.get(BRIDGE_VARIABLE), None
     if not path:
         bridge, path = _start(environment)
+    if not (hosts := _hosts(path)):
+        raise Unavailable("--engine ray: no node of Ray has processors, or GPUs if workers need some; `ray status` shows what there is")
+    return Engine(hosts=hosts, place=lambda count: _hosts(path, workers=count), held=bridge)
+
+
+def _hosts(path: str, **asked: int) -> tuple[Host, ...]:
+    """Asks a bridge for nodes: those that workers can run on, or that of each of so many `workers`. Raises Unavailable."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.connect(path)
-        asking.sendall(b"{}")
+        asking.sendall(json.dumps(asked).encode())
         asking.shutdown(socket.SHUT_WR)
-        nodes = json.load(asking.makefile())
-    if not nodes:
-        raise Unavailable("--engine ray: no node of Ray has processors, or GPUs if workers need some; `ray status` shows what there is")
+        answer = json.load(asking.makefile())
+    if "failure" in answer:
+        raise Unavailable(f"--engine ray: {answer['failure']}")
     reach = (sys.executable, "-I", "-S", str(_REACH), path)
-    hosts = tuple(Host(name=node["name"], address=node["address"], reach=(*reach, node["id"])) for node in nodes)
-    return Engine(hosts=hosts, held=bridge)
+    return tuple(Host(name=node["name"], address=node["address"], reach=(*reach, node["id"])) for node in answer["nodes"])
 
 
 def _start(environment: Mapping[str, str]) -> "tuple[subprocess.Popen[bytes], str]":

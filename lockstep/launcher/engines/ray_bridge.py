@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 # Where a worker finds the function that it runs, and leaves its result: a directory.
@@ -26,7 +27,8 @@ FUNCTION, RESULT = "function", "result"
 # In what a process yields: bytes of its outputs, by their descriptors, and the file that it has left.
 _OUT, _ERROR, _LEFT = 1, 2, 3
 _SAY_AFTER_S = 2.0
-_END_S = 15.0
+# How long Ray may take to place the workers: it may have to start nodes for them.
+PLACED_WITHIN_S = 120.0
 
 
 @ray.remote(concurrency_groups={"input": 1, "output": 1})
@@ -87,13 +89,23 @@ class Place:
 class Bridge:
     """Serves a socket for `ray_reach.py`, while this process is a driver of Ray.
 
-    `for_workers`: what Ray gives to each worker, as options of an actor such as `num_gpus`; other processes take nothing. `function`: what
-    workers find at FUNCTION_VARIABLE. `results`: what they have left, by name such as "worker 0".
+    `for_workers`: what Ray gives to each worker, as options of an actor such as `num_gpus`; other processes take nothing. `strategy` and
+    `placed_within_s`: how a placement group chooses the workers' nodes, and how long that may take. `function`: what workers find at
+    FUNCTION_VARIABLE. `results`: what they have left, by name such as "worker 0".
     """
 
-    def __init__(self, *, for_workers: Mapping[str, Any], function: bytes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        for_workers: Mapping[str, Any],
+        strategy: str = "SPREAD",
+        placed_within_s: float = PLACED_WITHIN_S,
+        function: bytes | None = None,
+    ) -> None:
         self.results: dict[str, bytes] = {}
         self._for_workers = {"num_cpus": 1, **for_workers}
+        self._takes = takes_of(self._for_workers)
+        self._strategy, self._placed_within_s = strategy, placed_within_s
         self._function = None if function is None else ray.put(function)
         self._directory = tempfile.TemporaryDirectory(prefix="lockstep-")
         self.path = str(Path(self._directory.name, "bridge"))
@@ -117,7 +129,8 @@ class Bridge:
         with connection:
             data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)
             if not descriptors:
-                connection.sendall(json.dumps(self._nodes()).encode())
+                with contextlib.suppress(OSError):  # who has asked need not wait for long
+                    connection.sendall(json.dumps(self._answer(**json.loads(data))).encode())
                 return
             order, (source, *sinks) = json.loads(data), descriptors
             try:
@@ -130,18 +143,44 @@ class Bridge:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
+    def _answer(self, workers: int = 0) -> dict[str, Any]:
+        """Returns the nodes that a worker can run on, or, once Ray has placed so many workers, that of each; or why it has not."""
+        if not workers:
+            return {"nodes": self._nodes()}
+        try:
+            group = placement_group([self._takes] * workers, strategy=self._strategy)
+        except (RayError, ValueError) as error:
+            return {"failure": str(error).splitlines()[0]}
+        try:
+            if not group.wait(_SAY_AFTER_S):
+                print(f"waiting up to {self._placed_within_s:g} s until Ray has placed the workers; {self._lack(workers)}", file=sys.stderr)
+                if not group.wait(max(0.0, self._placed_within_s - _SAY_AFTER_S)):
+                    return {"failure": f"Ray has not placed the workers within {self._placed_within_s:g} s; {self._lack(workers)}"}
+            nodes, placed = self._nodes(), placement_group_table(group)["bundles_to_node_id"]
+            return {"nodes": sorted((node for node in nodes for one in placed.values() if one == node["id"]), key=nodes.index)}
+        finally:
+            # Workers take its room one by one. In a group, those of a lost node could go nowhere: Ray keeps their room where it likes.
+            remove_placement_group(group)
+
+    def _lack(self, workers: int) -> str:
+        """Returns what Ray lacks for so many workers."""
+        free, whole = ray.available_resources(), ray.cluster_resources()
+        lacking = [
+            f"{workers} workers need {amount * workers:g} {name}, and {free.get(name, 0):g} of {whole.get(name, 0):g} are free"
+            for name, amount in self._takes.items()
+            if amount * workers > free.get(name, 0)
+        ]
+        where = {"STRICT_PACK": "on one node", "STRICT_SPREAD": f"on {workers} nodes"}.get(self._strategy, "on nodes with all for a worker")
+        takes = " and ".join(f"{amount:g} {name}" for name, amount in self._takes.items())
+        return "; ".join(lacking) or f"{workers} workers of {takes} each do not fit {where}"
+
     def _nodes(self) -> list[dict[str, Any]]:
         """Returns the nodes that a worker can run on, this one first."""
         here = ray.get_runtime_context().get_node_id()
-        takes = {
-            "CPU": self._for_workers["num_cpus"],
-            "GPU": self._for_workers.get("num_gpus", 0),
-            **self._for_workers.get("resources", {}),
-        }
         found = [
             {"id": node["NodeID"], "name": node["NodeManagerHostname"], "address": node["NodeManagerAddress"]}
             for node in sorted(ray.nodes(), key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"], node["NodeID"]))
-            if node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in takes.items())
+            if node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in self._takes.items())
         ]
         for node in found:  # several nodes may be on one machine
             if [other["name"] for other in found].count(node["name"]) > 1:
@@ -177,6 +216,14 @@ class Bridge:
         except GetTimeoutError:
             os.write(sink, words.encode())
             ray.get(ready)
+
+
+def takes_of(options: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what an actor of such options takes, as resources of Ray."""
+    kind = options.get("accelerator_type")
+    amounts = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    amounts |= {f"accelerator_type:{kind}": 0.001 if kind else 0, **(options.get("resources") or {})}
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def _pass_on(source: int, place: Any) -> None:

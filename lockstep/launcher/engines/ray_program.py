@@ -1,6 +1,7 @@
 """A worker's program under `lockstep.ray.up()`: calls the user's function, and leaves what it returns or raises for the driver."""
 
 import os
+import traceback
 from pathlib import Path
 
 import ray.cloudpickle as pickle
@@ -14,9 +15,9 @@ def main() -> None:
     # As Ray itself passes functions: the bytes are from the driver, a program of the same user. No server reads them.
     train, arguments = pickle.loads((directory / FUNCTION).read_bytes())
     try:
-        _leave(directory, (True, train(*arguments)))
+        _leave(directory, (train(*arguments), None, ""))
     except Exception as error:
-        _leave(directory, (False, error))
+        _leave(directory, (None, error, traceback.format_exc()))
         raise
 
 

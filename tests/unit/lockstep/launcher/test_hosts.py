@@ -40,6 +40,14 @@ def test_processes_take_turns_and_a_standby_is_not_beside_its_twin() -> None:
     assert [hosts.of(name).name for name in names] == ["a", "a", "b", "a", "b", "a", "b"]
 
 
+def test_workers_go_where_an_engine_has_placed_them_and_the_others_take_turns() -> None:
+    a, b, c = three()
+    hosts = Hosts([a, b, c], python="", cwd="", places=[b, b, a])
+    names = ["worker 0", "worker 1", "worker 2", "ps 0", "ps 2"]
+    assert [hosts.of(name).name for name in names] == [host.name for host in (b, b, a, a, c)]
+    assert hosts.see_end(ended("worker 0", EXIT_HOST_LOST)) and hosts.of("worker 1") is not b
+
+
 def test_a_process_moves_only_when_its_host_is_lost_and_nothing_begins_there_any_more() -> None:
     hosts = three()
     assert [hosts.of(name).name for name in ("chief", "ps 0", "ps 1", "worker 1")] == ["a", "a", "b", "b"]
