@@ -159,6 +159,14 @@ def _servers(shards: Sequence[ServerStatus]) -> Iterator[Family]:
     yield gauge("lockstep_shard_last_apply_seconds", "Time that the parameter server took to apply its last step", *applied)
     nonfinite = [(where, report.num_nonfinite) for where, report in heard]
     yield gauge("lockstep_shard_nonfinite_elements", "Elements of the last step's mean gradient that were not finite", *nonfinite)
+    yield gauge("lockstep_shard_rows", "Rows of tables with keys", *((where, report.num_rows) for where, report in heard))
+    keys = [
+        (labels(ps=str(shard.index), outcome=outcome), getattr(shard.report, f"num_{outcome}"))
+        for _, shard in pairs
+        if shard.report is not None
+        for outcome in ("made", "evicted", "refused", "unadmitted")
+    ]
+    yield counter("lockstep_shard_keys_total", "Keys that got a row, that lost it, that found none, and that were not admitted", *keys)
 
 
 def _processor_time(status: ClusterStatus, workers: Sequence[ParticipantStatus], observers: Sequence[ParticipantStatus]) -> Family:

@@ -114,6 +114,19 @@ def test_processor_time_of_all_roles_is_one_family() -> None:
     }
 
 
+def test_a_table_with_keys_has_its_rows_and_what_became_of_keys() -> None:
+    report = ShardReport(num_rows=5, num_made=9, num_evicted=4, num_refused=2, num_unadmitted=7)
+    found = cluster_exported(cluster_status(shards=(server_status(0, report=report), server_status(1))))
+    assert value(found, "lockstep_shard_rows", ps="0") == 5
+    keys = found["lockstep_shard_keys_total"].samples["lockstep_shard_keys_total"]
+    assert {(dict(where)["ps"], dict(where)["outcome"]): count for where, count in keys.items()} == {
+        ("0", "made"): 9,
+        ("0", "evicted"): 4,
+        ("0", "refused"): 2,
+        ("0", "unadmitted"): 7,
+    }
+
+
 def test_a_follower_has_its_step_its_lag_and_what_it_was_sent() -> None:
     report = FollowerReport(step=7, lag=2, behind_s=0.5, num_patches=30, num_wholes=1, whole_bytes=1000)
     watcher = worker_status(3, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(received_bytes=1900, follower=report))
