@@ -17,21 +17,22 @@ _BLOCK = 1 << 16
 class GradientEncoder:
     """Encodes contributions of one layout, one after the other. Not thread-safe.
 
-    `fraction` is for encodings that send some of the elements: the share of each range that is sent, at least one element. With
-    `error_feedback` what was not sent of a gradient, or wrongly, is added to the next: so every gradient arrives, later. A contribution
-    that did not count leaves no trace in that: neither its own error nor what it carried of earlier ones, which is carried on. Raises
-    LimitExceeded if a range has too many elements for the encoding.
+    `fraction` is for encodings that send some of the elements: the share of each range that is sent, at least one element. `feedback` is
+    the share of what is owed, which was not sent of earlier gradients, or wrongly, that is added to the next: with 1 every gradient
+    arrives, later, and with less it fades (SparseLoCo, arXiv 2508.15706). A contribution that did not count leaves no trace in that:
+    neither its own error nor what it carried of earlier ones, which is carried on. Raises LimitExceeded if a range has too many elements
+    for the encoding.
     """
 
-    def __init__(self, layout: Layout, encoding: FloatEncoding, *, fraction: float = 0.0, error_feedback: bool = False) -> None:
+    def __init__(self, layout: Layout, encoding: FloatEncoding, *, fraction: float = 0.0, feedback: float = 0.0) -> None:
         self.encoding = encoding
         self._layout = layout
-        self._fraction = fraction
+        self._fraction, self._feedback = fraction, np.float32(feedback)
         self._coding = FORMATS[encoding].coding
         self._ranges = tuple(ranges_with(layout, self._nbytes_of()))
         self._encoded = aligned_bytes(self._ranges[-1].stop if self._ranges else 0)
         # What is owed after the last contribution that counts, and what would be after the one that is open: the two change places.
-        self._owed = [aligned_bytes(layout.nbytes) for _ in range(2)] if error_feedback else []
+        self._owed = [aligned_bytes(layout.nbytes) for _ in range(2)] if feedback else []
         self._is_open = False
         self._scratch = np.empty(_BLOCK, np.float32)
         encodable = [arena for arena in layout.arenas if is_encodable(layout, arena)]
@@ -96,7 +97,11 @@ class GradientEncoder:
         owed, next_owed = (memory[arena.start : arena.stop].view(np.float32) for memory in self._owed)
         for start, block in source.blocks(arena, self._scratch):
             part = slice(start, start + block.size)
-            np.add(block, owed[part], out=next_owed[part])
+            if self._feedback == 1:
+                np.add(block, owed[part], out=next_owed[part])
+            else:
+                np.multiply(owed[part], self._feedback, out=next_owed[part])
+                np.add(block, next_owed[part], out=next_owed[part])
             source.clear_absent(arena.start + 4 * start, next_owed[part])
             yield start, next_owed[part]
 

@@ -533,7 +533,7 @@ class ShardParts:
         if encoder is None:
             wire = self._wire
             encoder = self._encoders[index] = GradientEncoder(
-                layout, wire.gradient_encoding, fraction=wire.fraction, error_feedback=wire.feeds_errors_back
+                layout, wire.gradient_encoding, fraction=wire.fraction, feedback=wire.feedback
             )
         encoded = encoder.encode(part.segments, absent=part.absent)
         return replace(part, segments=Segments([encoded]), encoding=encoder.encoding, encoded_bytes=encoded.nbytes)

@@ -11,7 +11,7 @@ _VARIABLES = {one.name: one.encoding for one in FORMATS.values() if one.is_for_v
 # The formats that need no number beside their name.
 _GRADIENTS = {one.name: one.encoding for one in FORMATS.values() if not isinstance(one.coding, Packed)}
 _TOP_K = "top_k:"
-_FEEDBACK = {"": None, "feedback": True, "no_feedback": False}
+_FEEDBACK = "feedback"
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -39,14 +39,15 @@ class WireFormat:
     """The encoding of float32 elements of gradients and variables; other types, rows of tables and updates of buffers are not encoded.
 
     `gradients`: the name of a format, such as "float32" (not encoded), "bfloat16", "int8" or "int4", or `top_k(fraction)`. `variables`: a
-    format that is not for gradients only. `error_feedback`: whether the part of a gradient that encoding lost is added to the next one;
-    None: the format's default, which is True for those of gradients only. It takes two arrays of the model's size at the worker.
+    format that is not for gradients only. `error_feedback`: how much of what encoding lost of earlier gradients is added to the next one:
+    all (True or 1), nothing (False or 0) or a share, so that what is old fades (SparseLoCo, arXiv 2508.15706); None: the format's default,
+    all for those of gradients only, else nothing. It takes two arrays of the model's size at the worker.
     Raises InvalidSpec.
     """
 
     gradients: str | TopK = "float32"
     variables: str = "float32"
-    error_feedback: bool | None = None
+    error_feedback: bool | float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.gradients, TopK) and (not isinstance(self.gradients, str) or self.gradients not in _GRADIENTS):
@@ -55,8 +56,9 @@ class WireFormat:
         if not isinstance(self.variables, str) or self.variables not in _VARIABLES:
             names = ", ".join(repr(name) for name in _VARIABLES)
             raise InvalidSpec(f"wire: variables {self.variables!r}, want one of {names}; the others are for gradients only")
-        if self.error_feedback is not None and not isinstance(self.error_feedback, bool):
-            raise InvalidSpec(f"wire: error_feedback {self.error_feedback!r}, want True, False or None")
+        feedback = self.error_feedback
+        if feedback is not None and not (isinstance(feedback, (bool, int, float)) and 0 <= feedback <= 1):
+            raise InvalidSpec(f"wire: error_feedback {feedback!r}, want True, False, a share from 0 to 1, or None")
         if self.error_feedback and self.gradients == "float32":
             raise InvalidSpec("wire: error_feedback without an encoding of gradients: nothing is lost; choose one, or leave it out")
 
@@ -76,18 +78,17 @@ class WireFormat:
         return self.gradients.fraction if isinstance(self.gradients, TopK) else 0.0
 
     @property
-    def feeds_errors_back(self) -> bool:
-        """Whether the part of a gradient that encoding lost is added to the next one."""
-        if self.error_feedback is None:
-            return FORMATS[self.gradient_encoding].feeds_errors_back
-        return self.error_feedback
+    def feedback(self) -> float:
+        """The share of what encoding lost of earlier gradients that is added to the next one."""
+        return float(FORMATS[self.gradient_encoding].feeds_errors_back if self.error_feedback is None else self.error_feedback)
 
 
 def wire_format(wire: "str | WireFormat | None") -> WireFormat:
     """Returns a user's choice as a `WireFormat`; raises InvalidSpec.
 
     None: no encoding. A str, also from LOCKSTEP_WIRE: the name of a format, for example "top_k:0.01". It applies to both directions; a
-    format for gradients only applies to gradients, and variables are not encoded. "+feedback" or "+no_feedback" may follow.
+    format for gradients only applies to gradients, and variables are not encoded. "+feedback", "+feedback:0.95" or "+no_feedback" may
+    follow.
     """
     if isinstance(wire, WireFormat):
         return wire
@@ -96,8 +97,8 @@ def wire_format(wire: "str | WireFormat | None") -> WireFormat:
     if not isinstance(wire, str):
         raise InvalidSpec(f"wire: got a {type(wire).__name__}, want a str or a WireFormat")
     name, _, feedback = wire.partition("+")
-    if feedback in _FEEDBACK:
-        chosen = _FEEDBACK[feedback]
+    if feedback.partition(":")[0] in ("", _FEEDBACK) or feedback == f"no_{_FEEDBACK}":
+        chosen = _share(feedback)
         if name in _VARIABLES:
             return WireFormat(gradients=name, variables=name, error_feedback=chosen)
         if name in _GRADIENTS:
@@ -106,6 +107,12 @@ def wire_format(wire: "str | WireFormat | None") -> WireFormat:
             return WireFormat(gradients=top_k(_fraction(name.removeprefix(_TOP_K))), error_feedback=chosen)
     names = ", ".join(repr(name) for name in _GRADIENTS)
     raise InvalidSpec(f"wire: got {wire!r}, want one of {names}, or for example 'top_k:0.01'")
+
+
+def _share(feedback: str) -> bool | float | None:
+    """Returns the `error_feedback` that is spelled so."""
+    word, colon, share = feedback.partition(":")
+    return _fraction(share) if colon else word == _FEEDBACK if word else None
 
 
 def _fraction(text: str) -> float:

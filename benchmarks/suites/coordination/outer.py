@@ -25,7 +25,11 @@ from worker_client.model.wire_format import WireFormat
 DESCRIPTION = __doc__
 BATCH_SIZE = 64
 # What travels to the servers, and back.
-WIRES = {"float32": WireFormat(), "int8, bfloat16": WireFormat(gradients="int8", variables="bfloat16")}
+WIRES = {
+    "float32": WireFormat(),
+    "int8, bfloat16": WireFormat(gradients="int8", variables="bfloat16"),
+    "int4, bfloat16": WireFormat(gradients="int4", variables="bfloat16"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ LOSSY = {
 PLAIN = Layout([variable("a", 500), variable("b", 40)])
 
 
-def encoder(layout: Layout, name: str, *, fraction: float = 0.1, error_feedback: bool = True) -> GradientEncoder:
-    return GradientEncoder(layout, LOSSY[name], fraction=fraction, error_feedback=error_feedback)
+def encoder(layout: Layout, name: str, *, fraction: float = 0.1, feedback: float = 1.0) -> GradientEncoder:
+    return GradientEncoder(layout, LOSSY[name], fraction=fraction, feedback=feedback)
 
 
 def decoded(layout: Layout, encoding: FloatEncoding, encoded: Array) -> Array:
@@ -58,8 +58,19 @@ def test_the_encoded_contributions_of_many_steps_add_up_to_the_sum_of_the_gradie
 
 
 @pytest.mark.parametrize("name", LOSSY)
+def test_what_is_owed_fades_by_its_share_with_each_contribution(name: str) -> None:
+    one, owed = encoder(PLAIN, name, feedback=0.5), np.zeros(PLAIN.nbytes // 4, np.float32)
+    for step in range(5):
+        gradients = arena(PLAIN, step)
+        wanted = gradients.view(np.float32) + np.float32(0.5) * owed
+        alone = encoder(PLAIN, name, feedback=0.0).encode(Segments([wanted.view(np.uint8)]))
+        np.testing.assert_array_equal(one.encode(Segments([gradients])), alone)
+        owed = wanted - decoded(PLAIN, LOSSY[name], alone).view(np.float32)
+
+
+@pytest.mark.parametrize("name", LOSSY)
 def test_without_error_feedback_the_same_gradients_are_encoded_the_same_in_every_step(name: str) -> None:
-    one, gradients = encoder(MIXED, name, error_feedback=False), arena(MIXED)
+    one, gradients = encoder(MIXED, name, feedback=0.0), arena(MIXED)
     first = sent(one, MIXED, gradients)
     np.testing.assert_array_equal(sent(one, MIXED, gradients), first)
     for part in encoded_ranges(MIXED, FloatEncoding.BFLOAT16):
@@ -108,10 +119,10 @@ def test_a_nonfinite_value_is_sent_and_not_carried_over_to_the_next_contribution
     assert np.isfinite(sent(one, PLAIN, arena(PLAIN, 1)).view(np.float32)).all()
 
 
-@pytest.mark.parametrize("error_feedback", [False, True])
+@pytest.mark.parametrize("feedback", [0.0, 0.75, 1.0])
 @pytest.mark.parametrize("name", LOSSY)
-def test_an_arena_in_pieces_is_sent_as_if_it_were_in_one(name: str, error_feedback: bool) -> None:
-    one, other = (encoder(PLAIN, name, error_feedback=error_feedback) for _ in range(2))
+def test_an_arena_in_pieces_is_sent_as_if_it_were_in_one(name: str, feedback: float) -> None:
+    one, other = (encoder(PLAIN, name, feedback=feedback) for _ in range(2))
     for step in range(3):
         gradients = arena(PLAIN, step)
         cuts = [gradients[:400].copy(), gradients[400:1984].copy(), gradients[1984:].copy()]

@@ -13,7 +13,7 @@ AS_IS, BFLOAT16, INT8, TOP_K = FloatEncoding.AS_IS, FloatEncoding.BFLOAT16, Floa
 
 
 @pytest.mark.parametrize(
-    ("wire", "gradients", "variables", "feeds_back"),
+    ("wire", "gradients", "variables", "feedback"),
     [
         (None, AS_IS, AS_IS, False),
         ("float32", AS_IS, AS_IS, False),
@@ -22,6 +22,7 @@ AS_IS, BFLOAT16, INT8, TOP_K = FloatEncoding.AS_IS, FloatEncoding.BFLOAT16, Floa
         ("int8", INT8, AS_IS, True),
         ("int4", FloatEncoding.INT4_BLOCKS, AS_IS, True),
         ("top_k:0.25", TOP_K, AS_IS, True),
+        ("top_k:0.25+feedback:0.95", TOP_K, AS_IS, 0.95),
         ("top_k:0.25+no_feedback", TOP_K, AS_IS, False),
         (WireFormat(gradients="int8"), INT8, AS_IS, True),
         (WireFormat(gradients="bfloat16"), BFLOAT16, AS_IS, False),
@@ -29,13 +30,30 @@ AS_IS, BFLOAT16, INT8, TOP_K = FloatEncoding.AS_IS, FloatEncoding.BFLOAT16, Floa
         (WireFormat(gradients=top_k(0.25), variables="bfloat16", error_feedback=False), TOP_K, BFLOAT16, False),
     ],
 )
-def test_names_of_wire_formats_are_understood(wire: Any, gradients: FloatEncoding, variables: FloatEncoding, feeds_back: bool) -> None:
+def test_names_of_wire_formats_are_understood(wire: Any, gradients: FloatEncoding, variables: FloatEncoding, feedback: float) -> None:
     format_ = wire_format(wire)
-    assert (format_.gradient_encoding, format_.variable_encoding, format_.feeds_errors_back) == (gradients, variables, feeds_back)
+    assert (format_.gradient_encoding, format_.variable_encoding, format_.feedback) == (gradients, variables, feedback)
     assert format_.fraction == (0.25 if gradients is TOP_K else 0)
 
 
-@pytest.mark.parametrize("wire", ["", "bf16", "top_k", "top_k:", "top_k:2", "top_k:nan", "int8+so", "float32+feedback", 7])
+@pytest.mark.parametrize(
+    "wire",
+    [
+        "",
+        "bf16",
+        "top_k",
+        "top_k:",
+        "top_k:2",
+        "top_k:nan",
+        "int8+so",
+        "int8+feedback:",
+        "int8+feedback:2",
+        "int8+no_feedback:1",
+        "int8+feedback:nan",
+        "float32+feedback",
+        7,
+    ],
+)
 def test_unknown_names_of_wire_formats_are_refused(wire: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"wire|top_k"):
         wire_format(wire)
@@ -49,7 +67,9 @@ def test_unknown_names_of_wire_formats_are_refused(wire: Any) -> None:
         {"variables": "int8"},
         {"variables": "int4"},
         {"variables": top_k(0.5)},
-        {"error_feedback": 1},
+        {"error_feedback": 1.5},
+        {"error_feedback": "all"},
+        {"error_feedback": 0.5},
         {"error_feedback": True},
     ],
 )
