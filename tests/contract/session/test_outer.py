@@ -238,12 +238,12 @@ def test_what_was_counted_before_an_error_does_not_count_again(start: Start, mon
 
 @pytest.mark.parametrize("delay", [0, 3])
 def test_an_exception_contributes_nothing_and_no_thread_stays(start: Start, delay: int) -> None:
-    cluster = start(Shape(num_workers=2))
+    cluster, before = start(Shape(num_workers=2)), {*threading.enumerate()}
     with cluster.session(0) as session, pytest.raises(ZeroDivisionError), DiLoCo(joined(session), sync_every=4, delay=delay) as loop:
         for _ in range(4 if delay else 3):  # what is under way waits for the other worker
             loop.step(loop.values)
         raise ZeroDivisionError
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lockstep-0-outer"])
+    wait_until(lambda: not [thread for thread in {*threading.enumerate()} - before if thread.name == "lockstep-0-outer"])
     with pytest.raises(RuntimeError, match="this DiLoCo is closed"):
         loop.step(loop.values)
     with cluster.observer() as observer:
