@@ -121,7 +121,7 @@ def test_a_benchmark_that_cannot_run_reports_the_reason_in_one_line(capsys: pyte
     assert capsys.readouterr().err == "benchmarks policies: --workers: got '0', want a whole number from 1 to 100000\n"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_outer_steps_are_measured_beside_gradients_of_each_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "outer", "--workers", "2", "--batches", "20", "--every", "10", "--seeds", "0", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
