@@ -83,12 +83,13 @@ def decoding_writer(
 
 def check_packed_nbytes(layout: Layout, encoding: FloatEncoding, packed: Packed, nbytes: int) -> None:
     """Raises MalformedMessage unless an arena can have this length in an encoding whose length varies."""
-    least, most = (max((one.stop for one in ranges_with(layout, of)), default=0) for of in (lambda _: packed.nbytes(0), packed.nbytes))
-    step = packed.nbytes(1) - packed.nbytes(0)
-    if not least <= nbytes <= most or (nbytes - least) % step:
-        raise MalformedMessage(
-            f"encoded_bytes: {nbytes} for {encoding.name}; this shard's arena takes {least} to {most}, in steps of {step}"
-        )
+
+    def nbytes_with(count: int) -> int:
+        return max((one.stop for one in ranges_with(layout, lambda size: packed.nbytes(size, count))), default=0)
+
+    least, most = nbytes_with(0), nbytes_with(packed.chunk)
+    if not least <= nbytes <= most or (nbytes - least) % 2:
+        raise MalformedMessage(f"encoded_bytes: {nbytes} for {encoding.name}; this shard's arena takes {least} to {most}, in steps of 2")
 
 
 def unpack(layout: Layout, packed: Packed, encoded: Array, out: Array) -> None:

@@ -58,18 +58,19 @@ class Units:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """An encoding that sends some elements of each range: how many is up to each contribution, and decoded when all of it is there.
+    """An encoding that sends some elements of each chunk: how many is up to each contribution, and decoded when all of it is there.
 
-    `nbytes(count)`: bytes of a range of which so many elements are sent. `encode(blocks, size, count, encoded)` returns the positions that
-    it has sent. `decode(encoded, values)` fills a whole range from what begins with it, and returns how many bytes those were. `words`: its
-    name in errors.
+    `nbytes(size, count)`: bytes of a range of so many elements, of which `count` of each `chunk` are sent. `begin(count, encoded)`: writes
+    what a range begins with, in `head_bytes`; what it returns encodes the range, some chunks at a time. `decode(encoded, values)` fills a
+    whole range from what begins with it, and returns how many bytes those were. `words`: its name in errors.
     """
 
     words: str
-    nbytes: Callable[[int], int]
-    encode: Callable[[top_k.Blocks, int, int, Array], Array]
+    chunk: int
+    head_bytes: int
+    nbytes: Callable[[int, int], int]
+    begin: Callable[[int, Array], top_k.TopKChunks]
     decode: Callable[[Array, Array], int]
-    max_elements: int
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,12 @@ _TABLE = (
         encoding=FloatEncoding.TOP_K,
         name="top_k",
         coding=Packed(
-            words="top k", nbytes=top_k.top_k_nbytes, encode=top_k.encode_top_k, decode=top_k.decode_top_k, max_elements=top_k.MAX_POSITIONS
+            words="top k",
+            chunk=top_k.CHUNK,
+            head_bytes=top_k.COUNT_BYTES,
+            nbytes=top_k.top_k_nbytes,
+            begin=top_k.begin_top_k,
+            decode=top_k.decode_top_k,
         ),
         feeds_errors_back=True,
     ),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ps_protocol.encodings.formats import FORMATS, EncodedRange, FloatEncoding, Packed, Units, is_encodable, ranges_with
-from ps_protocol.errors import LimitExceeded
+from ps_protocol.encodings.top_k import TopKChunks
 from ps_protocol.model.layout import ArenaRange, Layout, Segments, aligned_bytes
 from ps_protocol.model.variables import Array
 
@@ -17,11 +17,10 @@ _BLOCK = 1 << 16
 class GradientEncoder:
     """Encodes contributions of one layout, one after the other. Not thread-safe.
 
-    `fraction` is for encodings that send some of the elements: the share of each range that is sent, at least one element. `feedback` is
+    `fraction` is for encodings that send some of the elements: the share of each chunk that is sent, at least one element. `feedback` is
     the share of what is owed, which was not sent of earlier gradients, or wrongly, that is added to the next: with 1 every gradient
     arrives, later, and with less it fades (SparseLoCo, arXiv 2508.15706). A contribution that did not count leaves no trace in that:
-    neither its own error nor what it carried of earlier ones, which is carried on. Raises LimitExceeded if a range has too many elements
-    for the encoding.
+    neither its own error nor what it carried of earlier ones, which is carried on.
     """
 
     def __init__(self, layout: Layout, encoding: FloatEncoding, *, fraction: float = 0.0, feedback: float = 0.0) -> None:
@@ -63,7 +62,7 @@ class GradientEncoder:
                 if not one.is_encoded:
                     source.copy(one.arena, out)
                 elif isinstance(self._coding, Packed):
-                    self._encode_some(self._coding, one, source, out)
+                    self._encode_blocks(self._coding.begin(self._count, out), one, source, out[self._coding.head_bytes :])
                 elif self._coding is not None:
                     self._encode_blocks(self._coding, one, source, out)
             if self._owed:
@@ -72,22 +71,17 @@ class GradientEncoder:
         self._is_open = True
         return self._encoded
 
-    def _count(self, size: int) -> int:
-        return min(size, max(1, math.ceil(self._fraction * size)))
+    @property
+    def _count(self) -> int:
+        """How many elements of a chunk are sent."""
+        assert isinstance(self._coding, Packed)
+        return max(1, math.ceil(self._fraction * self._coding.chunk))
 
     def _nbytes_of(self) -> Callable[[int], int] | None:
         coding = self._coding
-        if not isinstance(coding, Packed):
-            return None if coding is None else coding.nbytes
-
-        def nbytes_of(size: int) -> int:
-            if size > coding.max_elements:
-                raise LimitExceeded(
-                    f"{coding.words}: {size} elements on one shard, positions reach {coding.max_elements}; add parameter servers"
-                )
-            return coding.nbytes(self._count(size))
-
-        return nbytes_of
+        if isinstance(coding, Packed):
+            return lambda size: coding.nbytes(size, self._count)
+        return None if coding is None else coding.nbytes
 
     def _blocks(self, arena: ArenaRange, source: "_Source") -> Iterator[tuple[int, Array]]:
         """The gradients, with what is owed added: then in the memory of what will be owed, which may be changed."""
@@ -105,7 +99,7 @@ class GradientEncoder:
             source.clear_absent(arena.start + 4 * start, next_owed[part])
             yield start, next_owed[part]
 
-    def _encode_blocks(self, units: Units, one: EncodedRange, source: "_Source", out: Array) -> None:
+    def _encode_blocks(self, units: Units | TopKChunks, one: EncodedRange, source: "_Source", out: Array) -> None:
         begin = 0
         for _, block in self._blocks(one.arena, source):
             nbytes = units.nbytes(block.size)
@@ -115,28 +109,13 @@ class GradientEncoder:
             if self._owed:
                 self._subtract(units, encoded, block)
 
-    def _subtract(self, units: Units, encoded: Array, block: Array) -> None:
+    def _subtract(self, units: Units | TopKChunks, encoded: Array, block: Array) -> None:
         sent = self._scratch[: block.size]
         units.decode(encoded, sent)
         np.subtract(block, sent, out=block)
         # What is not finite is sent as it is, and cannot be owed: it would stay so for ever.
         if not np.isfinite(np.dot(block, block)):
             block[~np.isfinite(block)] = 0
-
-    def _encode_some(self, packed: Packed, one: EncodedRange, source: "_Source", out: Array) -> None:
-        count = self._count(one.size)
-        if self._owed:
-            for _ in self._blocks(one.arena, source):
-                pass  # adds up
-            sums = self._owed[1][one.arena.start : one.arena.stop].view(np.float32)
-            sums[packed.encode(lambda: _cut(sums), one.size, count, out)] = 0
-        else:
-            packed.encode(lambda: source.blocks(one.arena, self._scratch), one.size, count, out)
-
-
-def _cut(values: Array) -> Iterator[tuple[int, Array]]:
-    for start in range(0, values.size, _BLOCK):
-        yield start, values[start : start + _BLOCK]
 
 
 class _Source:

@@ -15,6 +15,23 @@ _SIGNED = np.arange(16, dtype=np.float32) - 16 * (np.arange(16) > 7).astype(np.f
 _PAIRS = np.stack([np.tile(_SIGNED, 16), np.repeat(_SIGNED, 16)], axis=1).view(np.uint64).ravel()
 
 
+def quantize(values: Array, scales: Array, integers: Array, *, bits: int) -> None:
+    """Writes the scale of each row of `values`, and its elements as integers in float32; of a row that is not finite NaN, and zeros."""
+    highest = np.float32((1 << bits - 1) - 1)
+    np.abs(values, out=integers)
+    largest = integers.max(axis=1)
+    np.divide(largest, highest, out=scales)
+    # Also not so for NaN. So small a number has no reciprocal in float32.
+    is_usual = (largest >= _LEAST) & (largest <= _FLOAT32_MAX)
+    factors = np.divide(highest, largest, out=np.zeros_like(largest), where=is_usual)
+    np.multiply(values, factors[:, None], out=integers)
+    np.rint(integers, out=integers)
+    if not is_usual.all():
+        scales[largest < _LEAST] = 0
+        scales[~np.isfinite(largest)] = np.nan
+        integers[~is_usual] = 0
+
+
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledIntegers:
     """Integers of `bits` bits, 8 or 4, of which `size` share a scale: the largest magnitude among them stands for the largest integer.
@@ -62,19 +79,7 @@ class ScaledIntegers:
         return encoded[: num_whole * block.itemsize].view(block)
 
     def _encode(self, values: Array, scales: Array, elements: Array, scratch: Array) -> None:
-        highest = np.float32((1 << self.bits - 1) - 1)
-        np.abs(values, out=scratch)
-        largest = scratch.max(axis=1)
-        np.divide(largest, highest, out=scales)
-        # Also not so for NaN. So small a number has no reciprocal in float32.
-        is_usual = (largest >= _LEAST) & (largest <= _FLOAT32_MAX)
-        factors = np.divide(highest, largest, out=np.zeros_like(largest), where=is_usual)
-        np.multiply(values, factors[:, None], out=scratch)
-        np.rint(scratch, out=scratch)
-        if not is_usual.all():
-            scales[largest < _LEAST] = 0
-            scales[~np.isfinite(largest)] = np.nan
-            scratch[~is_usual] = 0
+        quantize(values, scales, scratch, bits=self.bits)
         if self.bits == 8:
             np.copyto(elements.view(np.int8), scratch, casting="unsafe")
             return

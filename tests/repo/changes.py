@@ -517,7 +517,7 @@ def decode_signs(encoded: Array, values: Array) -> None:
             ),
             Edit(
                 path=_PARAMETER_SERVICE,
-                before="  // Only the elements of largest magnitude:",
+                before="  // Only the elements of largest magnitude of each chunk",
                 text="""\
   // A byte for each element: 1 is +1, 0 is -1.
   FLOAT_ENCODING_SIGNS = 6;

