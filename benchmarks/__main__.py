@@ -25,6 +25,7 @@ SUITES = {
     "profile": ("suites.step.profile", "where each millisecond of a step goes"),
     "apply": ("suites.server.apply", "an optimizer's apply beside a plain copy of as many bytes"),
     "memory": ("suites.server.memory", "a parameter server's memory, and that it does not grow"),
+    "deltas": ("suites.saving.deltas", "a delta beside a full checkpoint of a table of ten million rows"),
     "durability": ("suites.saving.durability", "a step's time with each --durability, and what a save costs the steps beside it"),
     "compression": ("suites.wire.compression", "what each wire format saves, costs and spoils"),
     "policies": ("suites.coordination.policies", "sync, ssp and async on the same work, one worker slow"),

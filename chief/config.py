@@ -146,6 +146,7 @@ def _checkpoints(given: Given) -> CheckpointConfig | None:
         durability=Durability[given[options.DURABILITY].upper()],
         interval_s=given[options.CHECKPOINT_INTERVAL],
         every_steps=given[options.CHECKPOINT_STEPS],
+        full_every=given[options.FULL_EVERY],
         keep=given[options.KEEP_CHECKPOINTS],
         restore=given[options.RESTORE],
     )

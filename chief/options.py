@@ -19,12 +19,14 @@ class CheckpointConfig:
     """When a cluster that has a place for checkpoints makes them, how many are kept, and which one it begins with.
 
     With INTERVAL one is made every `interval_s` seconds, and (unless `every_steps` is None) every so many steps; with STEP after each step,
-    before it is announced; with NONE only on demand and at the end. `restore`: "latest", "none", or the tag of one.
+    before it is announced; with NONE only on demand and at the end. Every `full_every`-th has all rows of tables, those between only what
+    changed; `keep` full ones stay, with those between. `restore`: "latest", "none", or the tag of one.
     """
 
     durability: Durability = Durability.INTERVAL
     interval_s: float = options.CHECKPOINT_INTERVAL.default
     every_steps: int | None = None
+    full_every: int = options.FULL_EVERY.default
     keep: int = options.KEEP_CHECKPOINTS.default
     restore: str = RESTORE_LATEST
 
@@ -32,6 +34,7 @@ class CheckpointConfig:
         if isinstance(self.interval_s, bool) or not isinstance(self.interval_s, (int, float)) or not 0.1 <= self.interval_s < 1e9:
             raise InvalidSpec(f"checkpoint interval: got {self.interval_s!r} s, want >= 0.1 s")
         _check_count("checkpoint steps", self.every_steps, limit=1 << 62)
+        _check_count("checkpoints from one full one to the next", self.full_every, limit=1_000)
         _check_count("checkpoints kept", self.keep, limit=1_000_000)
         if self.restore not in (RESTORE_LATEST, RESTORE_NONE):
             check_tag(self.restore)

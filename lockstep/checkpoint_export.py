@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.checkpoint_fold import folded
 from ps_protocol.checkpoint.catalog import max_tensors_of
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorEntry, TensorFileReader, encode_header, open_file, tensor_name
@@ -62,12 +63,14 @@ def export(
     write = {".npz": _write_npz, ".safetensors": _write_safetensors}.get(path.suffix)
     if write is None:
         raise InvalidSpec(f"{path}: want a name that ends in .npz or .safetensors")
-    wholes, origin = _wholes(storage, checkpoint, has_slots=has_slots)
-    if not wholes:
-        raise InvalidSpec(f"checkpoint {checkpoint.tag} has no variables")
-    about = {ORIGIN: json.dumps(origin)} if has_slots and write is _write_safetensors else {}
-    with _joined(storage, checkpoint, wholes, about=about, directory=path.parent, on_read=on_read) as (joined, arrays):
-        write(joined, arrays, path)
+    with folded(storage, checkpoint, directory=path.parent, on_read=on_read) as (full_storage, full):
+        wholes, origin = _wholes(full_storage, full, has_slots=has_slots)
+        if not wholes:
+            raise InvalidSpec(f"checkpoint {checkpoint.tag} has no variables")
+        about = {ORIGIN: json.dumps(origin)} if has_slots and write is _write_safetensors else {}
+        on_read = (lambda num_bytes: None) if checkpoint.bases else on_read
+        with _joined(full_storage, full, wholes, about=about, directory=path.parent, on_read=on_read) as (joined, arrays):
+            write(joined, arrays, path)
     return tuple(wholes)
 
 
@@ -86,7 +89,7 @@ def _joined(
     # "pt": libraries on top of PyTorch require this value before they load the tensors as a state_dict.
     known = {"format": "pt", "tag": checkpoint.tag, "step": str(checkpoint.step), "cluster": checkpoint.cluster}
     header, ordered = encode_header(shapes, {**known, **about})
-    with _temporary(directory / f"{checkpoint.tag}.joined") as path:
+    with temporary_beside(directory / f"{checkpoint.tag}.joined") as path:
         path.write_bytes(header)
         os.truncate(path, len(header) + sum(tensor.array.nbytes for tensor in ordered))
         # One map for all tensors: each map would hold a descriptor.
@@ -107,7 +110,7 @@ def _joined(
                         num_rows[part.whole_name] += entry.shape[0]
                         reader.read_into(arrays[part.whole_name][start : num_rows[part.whole_name]])
                     else:
-                        _copy(reader, entry, part.piece, arrays[part.whole_name])
+                        copy_slice(reader, entry, part.piece, arrays[part.whole_name])
         memory.flush()
         yield path, arrays
 
@@ -151,7 +154,8 @@ def parts_of(placement: Placement) -> Callable[[str], Part | None]:
     return part_of
 
 
-def _copy(reader: TensorFileReader, entry: TensorEntry, piece: VariableSlice, whole: Array) -> None:
+def copy_slice(reader: TensorFileReader, entry: TensorEntry, piece: VariableSlice, whole: Array) -> None:
+    """Reads a slice into its place in the whole variable."""
     if not piece.variable.shape:
         reader.read_into(whole)
         return
@@ -169,7 +173,7 @@ def _write_safetensors(joined: Path, arrays: Mapping[str, Array], path: Path) ->
 
 
 def _write_npz(joined: Path, arrays: Mapping[str, Array], path: Path) -> None:
-    with _temporary(path) as temporary:
+    with temporary_beside(path) as temporary:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -179,7 +183,7 @@ def _write_npz(joined: Path, arrays: Mapping[str, Array], path: Path) -> None:
 
 
 @contextmanager
-def _temporary(beside: Path) -> Iterator[Path]:
+def temporary_beside(beside: Path) -> Iterator[Path]:
     """Yields the path of a new file in the same directory, and removes the file afterwards unless it was renamed."""
     path = beside.with_name(f".{beside.name}.{secrets.token_hex(4)}.partial")
     path.open("xb").close()

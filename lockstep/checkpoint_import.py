@@ -53,6 +53,7 @@ def import_checkpoint(
     path: Path,
     storage: CheckpointStorage,
     *,
+    source: CheckpointStorage | None = None,
     into: Checkpoint | None = None,
     tag: str = "",
     cluster: str = "",
@@ -60,14 +61,15 @@ def import_checkpoint(
 ) -> Imported:
     """Makes a checkpoint in `storage` of a .safetensors file that was exported with slots; an unchanged file gives the same bits.
 
-    `into`: a checkpoint in `storage` that supplies what the file lacks: the model, counters, and the values of other tensors. A file
-    without slots needs one. `tag`: the new name (empty: that of the original checkpoint, with "-imported" if that is taken). `cluster`: the
-    name of the cluster that may use it (empty: unchanged). `on_written` is called with the number of bytes after each file. Raises
-    InvalidSpec, LimitExceeded, DataLoss if a file is damaged, and errors of the storage; after an error no part of the checkpoint is left.
+    `into`: a full checkpoint in `source` (None: in `storage`) that supplies what the file lacks: the model, counters, and the values of
+    other tensors. A file without slots needs one. `tag`: the new name (empty: that of the original checkpoint, with "-imported" if that is
+    taken). `cluster`: the name of the cluster that may use it (empty: unchanged). `on_written` is called with the number of bytes after
+    each file. Raises InvalidSpec, LimitExceeded, DataLoss if a file is damaged, and errors of the storage; after an error no part of the
+    checkpoint is left.
     """
     with _mapped(path) as (header, memory):
         if into is not None:
-            base, shards = into, _shards_of(storage, into)
+            base, shards = into, _shards_of(source or storage, into)
         else:
             base, shards = _origin(header, where=str(path))
         given = {entry.name: entry for entry in header.tensors}
@@ -89,7 +91,7 @@ def import_checkpoint(
                     used[entry.name] = None
                     tensors.append(SavedTensor(name=name, array=_slice_of(entry, memory, header, part, where=str(path))))
                 if missing:
-                    tensors = _completed(tensors, missing, file, storage=storage, into=into, shard=shard, where=str(path))
+                    tensors = _completed(tensors, missing, file, storage=source or storage, into=into, shard=shard, where=str(path))
                 written = write_file(storage, new_tag, shard=shard, num_shards=len(shards), tensors=tensors, metadata=file.metadata)
                 files.append(written)
                 on_written(written.num_bytes)

@@ -249,11 +249,15 @@ class RestoreShards:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CopyStep:
-    """Have all shards copy the values of a step, and write them. It is done once all have copied: the next step may be applied."""
+    """Have all shards copy the values of a step, and write them. It is done once all have copied: the next step may be applied.
+
+    `since`: see SaveRequest.
+    """
 
     fence: Fence
     step: int
     tag: str
+    since: int | None = None
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,11 +270,12 @@ class WriteStep:
     fence: Fence
     step: int
     tag: str
+    since: int | None = None
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCheckpoint:
-    """Write the manifest, which makes the checkpoint whole, or remove its files; then remove all but the newest `keep` checkpoints.
+    """Write the manifest, which makes the checkpoint whole, or remove its files; then remove those older than the newest `keep` full ones.
 
     `is_awaited`: a step is announced once it is whole. Then a shard must still obey this chief afterwards: one that comes later
     puts the shards under it and looks for checkpoints then, so that it finds this one.

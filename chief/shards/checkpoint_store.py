@@ -8,7 +8,7 @@ import logging
 
 from chief.core.cluster.checkpoints import PASSING
 from chief.core.messages import CommitCheckpoint, FindCheckpoint, Found
-from ps_protocol.checkpoint.catalog import KnownCheckpoints, find_checkpoint, highest_epoch, list_checkpoints, prune
+from ps_protocol.checkpoint.catalog import KnownCheckpoints, check_sizes, find_checkpoint, highest_epoch, list_checkpoints, prune
 from ps_protocol.checkpoint.manifest import ManifestEncoder
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, PsError
@@ -58,6 +58,8 @@ class CheckpointStore:
         checkpoint = work.checkpoint
         saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         try:
+            if checkpoint.bases:
+                check_sizes(checkpoint.tag, checkpoint.bases, self._storage.stored())
             self._storage.commit(checkpoint.tag, self._encoder.encode(checkpoint, saved_at=saved_at), files=checkpoint.files)
         except PsError:
             self.abandon(checkpoint.tag)

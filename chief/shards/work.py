@@ -326,7 +326,7 @@ class ShardWork:
         return tuple(await self._calls.at_all(lambda index: self._written_at(index, self._save_request(work))))
 
     def _save_request(self, work: ev.CopyStep | ev.WriteStep) -> SaveRequest:
-        return SaveRequest(fence=work.fence, step=work.step, tag=work.tag, num_shards=len(self._calls))
+        return SaveRequest(fence=work.fence, step=work.step, tag=work.tag, num_shards=len(self._calls), since=work.since)
 
     async def _commit(self, work: ev.CommitCheckpoint) -> None:
         """Makes a checkpoint whole, and reports that; then removes checkpoints that are too old."""

@@ -177,6 +177,14 @@ COMMANDS: dict[str, Command] = {
         ),
         has_answer=True,
     ),
+    "checkpoint changes": Command(
+        "",
+        "write what each new one changed to a file of its own, for who serves tables",
+        "files.checkpoint",
+        "DIR [flags]",
+        ("lockstep checkpoint changes outbox --follow --checkpoint-dir ckpt",),
+        has_answer=True,
+    ),
     "checkpoint import": Command(
         "",
         "create one from a file that was exported with --slots",

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -10,10 +11,10 @@ from ps_protocol.checkpoint.manifest import decode_json, read_checkpoint
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, LocalStorage, StoredCheckpoint
 from ps_protocol.checkpoint.tensor_file import MAX_TENSORS, check_file
 from ps_protocol.checkpoint.trial import TRIAL
-from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
+from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, epoch_of
-from ps_protocol.roles.shard import MAX_STEP
+from ps_protocol.roles.shard import MAX_STEP, CheckpointFile
 
 # Which kind of storage a place for checkpoints needs: a path, or a URL.
 
@@ -90,12 +91,13 @@ def find_checkpoint(storage: CheckpointStorage, *, cluster: str = "", tag: str |
     Manifest and sizes of files are checked, not what is in the files: who reads them checks that. Raises CheckpointNotFound if there is
     none, saying what there is; DataLoss if the one named is damaged; others of the storage.
     """
-    candidates, skipped = _candidates(storage, cluster=cluster, excluded=excluded)
+    stored = storage.stored()
+    candidates, skipped = _candidates(storage, stored, cluster=cluster, excluded=excluded)
     if tag is not None:
-        return _found_named(storage, tag, candidates, skipped)
+        return _found_named(storage, stored, tag, candidates, skipped)
     for candidate in reversed(candidates):
         try:
-            return _read(storage, candidate.stored, skipped)
+            return _read(storage, candidate.stored, stored, skipped)
         except (DataLoss, CheckpointNotFound) as error:
             skipped.append(Skipped(tag=candidate.stored.tag, reason=error.message))
     raise CheckpointNotFound(f"no complete checkpoint in {storage.place}{_words_of(skipped)}")
@@ -103,11 +105,12 @@ def find_checkpoint(storage: CheckpointStorage, *, cluster: str = "", tag: str |
 
 def list_checkpoints(storage: CheckpointStorage, *, cluster: str = "") -> tuple[tuple[Found, ...], tuple[Skipped, ...]]:
     """Returns the whole checkpoints of a cluster (empty: of any), the oldest first; and what is incomplete or damaged."""
-    candidates, skipped = _candidates(storage, cluster=cluster)
+    stored = storage.stored()
+    candidates, skipped = _candidates(storage, stored, cluster=cluster)
     found = []
     for candidate in candidates:
         try:
-            found.append(_read(storage, candidate.stored, []))
+            found.append(_read(storage, candidate.stored, stored, []))
         except (DataLoss, CheckpointNotFound) as error:
             skipped.append(Skipped(tag=candidate.stored.tag, reason=error.message))
     return tuple(found), tuple(skipped)
@@ -118,19 +121,33 @@ def highest_epoch(storage: CheckpointStorage) -> int:
 
     A run that does not continue from one of them begins above it, or they would count as newer than its own.
     """
-    candidates, skipped = _candidates(storage)
+    candidates, skipped = _candidates(storage, storage.stored())
     return max((*(candidate.age_order[0] for candidate in candidates), *(epoch_of(one.tag) for one in skipped)), default=0)
 
 
 def verify_checkpoint(
-    storage: CheckpointStorage, checkpoint: Checkpoint, *, on_read: Callable[[int], None] = lambda num_bytes: None
+    storage: CheckpointStorage,
+    checkpoint: Checkpoint,
+    *,
+    known: dict[CheckpointFile, PsError | None] | None = None,
+    on_read: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Reads every byte of a checkpoint. Raises DataLoss if one is not what was written, and others of the storage.
+    """Reads every byte of a checkpoint and of those that it rests on. Raises DataLoss if one is not what was written, and those of storage.
 
-    `on_read`: called with the number of bytes as they are read.
+    `known`: from one call to the next, the outcomes of files, so that none is read twice. `on_read`: called with the number of bytes as
+    they are read.
     """
-    for file in checkpoint.files:
-        check_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard), on_read=on_read)
+    known = {} if known is None else known
+    for file in (*checkpoint.bases, *checkpoint.files):
+        key = replace(file, tag=file.tag or checkpoint.tag)
+        if key not in known:
+            known[key] = None
+            try:
+                check_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard), on_read=on_read)
+            except (DataLoss, CheckpointNotFound) as error:
+                known[key] = error
+        if (failure := known[key]) is not None:
+            raise failure
 
 
 def max_tensors_of(checkpoint: Checkpoint, shard: int) -> int:
@@ -160,27 +177,30 @@ class KnownCheckpoints:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """One whole checkpoint, and the sizes of its files; None: its manifest is not a valid one."""
+    """One whole checkpoint, the sizes of its files (None: its manifest is not a valid one), and those that it rests on."""
 
     candidate: _Candidate
     sizes: Mapping[str, int] | None
+    base_tags: tuple[str, ...] = ()
 
 
 def prune(
     storage: CheckpointStorage, *, cluster: str, keep: int, spare: Collection[str] = (), known: KnownCheckpoints | None = None
 ) -> tuple[str, ...]:
-    """Removes all but the newest `keep` whole checkpoints of a cluster, and what attempts have left; returns the tags of what went.
+    """Removes a cluster's checkpoints older than the newest `keep` full ones, and what attempts have left; returns the tags of what went.
 
-    `spare`: tags that are being written or read. What is damaged goes when it is older than all that are kept; what belongs to another
+    `spare`: tags that are being written or read; these stay, and what they rest on.
+    What is damaged goes when it is older than all that are kept; what belongs to another
     cluster stays, and a trial, which its maker removes. `known`: from one call to the next, spares reading manifests again. Raises errors
     of the storage; then some may be gone.
     """
     stored = storage.stored()
     seen = (known or KnownCheckpoints()).look(storage, stored)
     own = sorted((one for one in seen if cluster in ("", one.candidate.cluster)), key=lambda one: one.candidate.age_order)
-    kept = [one.candidate for one in reversed(own) if _has_all_sizes(one)][: max(1, keep)]
+    kept = [one.candidate for one in reversed(own) if _has_all_sizes(one) and not one.base_tags][: max(1, keep)]
     oldest = kept[-1].age_order if kept else (0, 0)
     kept_tags = {candidate.stored.tag for candidate in kept} | set(spare)
+    kept_tags |= {tag for one in own if one.candidate.stored.tag in spare for tag in one.base_tags}
     removed = []
     for candidate in (one.candidate for one in own):
         if candidate.stored.tag not in kept_tags and candidate.age_order <= oldest:
@@ -199,7 +219,8 @@ def _see(storage: CheckpointStorage, stored: StoredCheckpoint) -> _Seen:
         checkpoint = read_checkpoint(storage, stored.tag).checkpoint
     except (DataLoss, CheckpointNotFound):
         return _Seen(candidate=candidate, sizes=None)
-    return _Seen(candidate=candidate, sizes={file.name: file.num_bytes for file in checkpoint.files})
+    sizes = {file.name: file.num_bytes for file in checkpoint.files}
+    return _Seen(candidate=candidate, sizes=sizes, base_tags=checkpoint.base_tags)
 
 
 def _has_all_sizes(seen: _Seen) -> bool:
@@ -207,10 +228,12 @@ def _has_all_sizes(seen: _Seen) -> bool:
     return seen.sizes is not None and all(there.get(name) == num_bytes for name, num_bytes in seen.sizes.items())
 
 
-def _candidates(storage: CheckpointStorage, *, cluster: str = "", excluded: Collection[str] = ()) -> tuple[list[_Candidate], list[Skipped]]:
+def _candidates(
+    storage: CheckpointStorage, there: Collection[StoredCheckpoint], *, cluster: str = "", excluded: Collection[str] = ()
+) -> tuple[list[_Candidate], list[Skipped]]:
     """Returns the requested whole checkpoints, the oldest first, and those left out with the reason; manifests are not checked."""
     candidates, skipped = [], []
-    for stored in storage.stored():
+    for stored in there:
         if not stored.is_whole:
             skipped.append(Skipped(tag=stored.tag, reason="incomplete: it was never finished", is_incomplete=True))
         elif stored.tag in excluded:
@@ -242,24 +265,33 @@ def _candidate(storage: CheckpointStorage, stored: StoredCheckpoint) -> _Candida
     return _Candidate(stored=stored, cluster=str(fields.get("cluster", "")), age_order=age_order)
 
 
-def _read(storage: CheckpointStorage, stored: StoredCheckpoint, skipped: list[Skipped]) -> Found:
+def _read(storage: CheckpointStorage, stored: StoredCheckpoint, there: Collection[StoredCheckpoint], skipped: list[Skipped]) -> Found:
     manifest = read_checkpoint(storage, stored.tag)
-    for file in manifest.checkpoint.files:
-        size = stored.files.get(file.name)
-        if size != file.num_bytes:
-            there = "is not there" if size is None else f"has {size} bytes, want {file.num_bytes}"
-            raise DataLoss(f"{stored.tag}/{file.name}: {there}")
+    check_sizes(stored.tag, (*manifest.checkpoint.bases, *manifest.checkpoint.files), there)
     return Found(checkpoint=manifest.checkpoint, manifest_sha256=manifest.sha256, saved_at=manifest.saved_at, skipped=tuple(skipped))
 
 
-def _found_named(storage: CheckpointStorage, tag: str, candidates: list[_Candidate], skipped: list[Skipped]) -> Found:
+def check_sizes(tag: str, files: Collection[CheckpointFile], there: Collection[StoredCheckpoint]) -> None:
+    """Raises DataLoss naming the first of the files that a checkpoint names that is not there, whole, as long as it should be."""
+    sizes = {one.tag: one.files for one in there if one.is_whole}
+    for file in files:
+        where = file.tag or tag
+        size = sizes.get(where, {}).get(file.name)
+        if size != file.num_bytes:
+            how = "is not there" if size is None else f"has {size} bytes, want {file.num_bytes}"
+            raise DataLoss(f"{where}/{file.name}: {how}")
+
+
+def _found_named(
+    storage: CheckpointStorage, there: Collection[StoredCheckpoint], tag: str, candidates: list[_Candidate], skipped: list[Skipped]
+) -> Found:
     for candidate in candidates:
         if candidate.stored.tag == tag:
-            return _read(storage, candidate.stored, [])
+            return _read(storage, candidate.stored, there, [])
     reasons = [one.reason for one in skipped if one.tag == tag]
     known = [candidate.stored.tag for candidate in candidates][-_MAX_NAMED:]
-    there = f"; there are {', '.join(known)}" if known else "; there is none"
-    raise CheckpointNotFound(f"no complete checkpoint {tag!r} in {storage.place}{': ' + reasons[0] if reasons else there}")
+    others = f"; there are {', '.join(known)}" if known else "; there is none"
+    raise CheckpointNotFound(f"no complete checkpoint {tag!r} in {storage.place}{': ' + reasons[0] if reasons else others}")
 
 
 def _words_of(skipped: list[Skipped]) -> str:

@@ -127,6 +127,7 @@ def _check(checkpoint: Checkpoint) -> None:
     if checkpoint.fence.epoch < 1 or checkpoint.num_shards < 1:
         raise InvalidSpec(f"epoch {checkpoint.fence.epoch} and {checkpoint.num_shards} shards, want 1 or more of each")
     _check_files(checkpoint.files, checkpoint.num_shards)
+    _check_bases(checkpoint)
     if checkpoint.record.model is None:
         raise InvalidSpec("it has no model")
     check_placement(checkpoint.placement, checkpoint.record.model, num_shards=checkpoint.num_shards)
@@ -140,6 +141,18 @@ def _check_files(files: tuple[CheckpointFile, ...], num_shards: int) -> None:
         check_name(file.name)
     if len({file.name for file in files}) < num_shards:
         raise InvalidSpec("two shards have one file")
+
+
+def _check_bases(checkpoint: Checkpoint) -> None:
+    for file in checkpoint.bases:
+        check_name(file.name)
+        check_tag(file.tag)
+        if not 0 <= file.shard < checkpoint.num_shards:
+            raise InvalidSpec(f"it rests on a file of shard {file.shard}, of {checkpoint.num_shards}")
+    for shard, own in enumerate(checkpoint.files):
+        first, *deltas = checkpoint.files_of(shard)
+        if first.is_delta or not all(file.is_delta for file in deltas[-1:]) or own.tag:
+            raise InvalidSpec(f"its files of shard {shard} do not begin with a full one, or do not end with its own")
 
 
 def _check_same_variables(placement: Placement, model: ModelSpec) -> None:

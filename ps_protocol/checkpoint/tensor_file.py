@@ -331,12 +331,13 @@ def open_file(
     max_tensors: int = MAX_TENSORS,
     on_read: Callable[[int], None] = lambda num_bytes: None,
 ) -> Iterator[TensorFileReader]:
-    """Opens a file of a whole checkpoint. `max_tensors`: more than so many are taken for damage.
+    """Opens a file that a whole checkpoint names. `max_tensors`: more than so many are taken for damage.
 
     `on_read`: called with the number of bytes as they are read.
 
     Raises CheckpointNotFound, DataLoss and others of the storage.
     """
+    tag = file.tag or tag
     with storage.open(tag, file.name) as reader:
         yield TensorFileReader(reader, file=file, where=f"{tag}/{file.name}", max_tensors=max_tensors, on_read=on_read)
 

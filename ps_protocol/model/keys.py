@@ -25,6 +25,8 @@ MAX_BOUND = 1 << 36
 KEYS_PART = "row keys"
 # And the part with the step that used each row last, modulo 2^32, where old rows make room for new ones.
 USE_PART = "row use"
+# And in a delta the part that says which rows of a table the others have, by their numbers in the slice, ascending.
+ROWS_PART = "row numbers"
 
 # How many rows of a bounded table a bucket has at least; fewer in small tables, so that they have buckets for several servers.
 _BUCKET_ROWS, _SMALL_BUCKET_ROWS, _MAX_SMALL_BUCKETS = 64, 16, 1 << 10

@@ -697,11 +697,21 @@ CHECKPOINT_STEPS: Option[int | None] = Option(
     group=_KEPT_GROUP,
     needs_place=True,
 )
+FULL_EVERY = Option(
+    name="full-every",
+    parse=_whole(least=1),
+    default=1,
+    words="every Nth checkpoint is full, those between have the rows that changed",
+    programs=_KEPT,
+    metavar="N",
+    group=_KEPT_GROUP,
+    needs_place=True,
+)
 KEEP_CHECKPOINTS = Option(
     name="keep-checkpoints",
     parse=_whole(least=1),
     default=3,
-    words="how many checkpoints are kept",
+    words="how many full checkpoints are kept, each with the deltas on it",
     programs=_KEPT,
     metavar="K",
     group=_KEPT_GROUP,

@@ -65,7 +65,11 @@ class ChiefRecord:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """All that a manifest says, but for its format and the time of day. `fence`: of the chief that saved it. `files` by shard."""
+    """All that a manifest says, but for its format and the time of day. `fence`: of the chief that saved it. `files` by shard.
+
+    A delta has only the rows of tables that changed since the checkpoint before it. `bases`: the files of earlier checkpoints that its own
+    rest on, each shard's from a whole one on.
+    """
 
     tag: str
     cluster: str
@@ -75,12 +79,27 @@ class Checkpoint:
     record: ChiefRecord
     placement: Placement
     files: tuple[CheckpointFile, ...]
+    bases: tuple[CheckpointFile, ...] = ()
     pushes: tuple[WorkerPushes, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files of its own."""
         return sum(file.num_bytes for file in self.files)
+
+    @property
+    def num_bytes_to_read(self) -> int:
+        """Bytes of all files that have its values."""
+        return self.num_bytes + sum(file.num_bytes for file in self.bases)
+
+    @property
+    def base_tags(self) -> tuple[str, ...]:
+        """The checkpoints that it rests on, the oldest first; none if it is a full one."""
+        return tuple(sorted({file.tag for file in self.bases}))
+
+    def files_of(self, shard: int) -> tuple[CheckpointFile, ...]:
+        """Returns the files with a shard's values, in the order in which they are to be read."""
+        return (*(file for file in self.bases if file.shard == shard), self.files[shard])
 
     @property
     def age_order(self) -> tuple[int, int]:

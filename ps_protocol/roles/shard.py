@@ -542,12 +542,18 @@ class SaveState(enum.Enum):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
-    """One file of a checkpoint: its name in the checkpoint's directory, whose it was, its size, and its SHA-256 in hexadecimal digits."""
+    """One file of a checkpoint: its name in the checkpoint's directory, whose it was, its size, and its SHA-256 in hexadecimal digits.
+
+    `tag`: the checkpoint in whose directory it lies; empty: the one that names it. `is_delta`: it lacks rows of tables, which earlier files
+    of the shard have.
+    """
 
     name: str
     shard: int
     num_bytes: int
     sha256: str
+    tag: str = ""
+    is_delta: bool = False
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,13 +571,15 @@ class SaveRequest:
     """A step to save under the name `tag`: its values are copied, then written to storage in the background.
 
     Asked again, the shard waits for the end, `max_wait_s` at most. Idempotent per tag. `num_shards`: parameter servers of the cluster, for
-    the file's name. Raises Superseded, StepMismatch, CheckpointStorageMissing.
+    the file's name. `since`: rows of tables that have not changed since this step may be left out (-1: none may), and the shard notes
+    from now on which do; None: all rows are written. Raises Superseded, StepMismatch, CheckpointStorageMissing.
     """
 
     fence: Fence
     step: int
     tag: str
     num_shards: int = 1
+    since: int | None = None
     max_wait_s: float = 0.0
     answer: ClassVar[type[SaveProgress]] = SaveProgress
 

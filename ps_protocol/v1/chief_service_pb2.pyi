@@ -812,7 +812,7 @@ class DataPass(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., done: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
-    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "saved_at")
+    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "saved_at", "bases")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -825,6 +825,7 @@ class CheckpointManifest(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     SAVED_AT_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
     format: str
     format_version: int
     tag: str
@@ -837,7 +838,8 @@ class CheckpointManifest(_message.Message):
     files: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.CheckpointFile]
     pushes: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.WorkerPushes]
     saved_at: str
-    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., saved_at: _Optional[str] = ...) -> None: ...
+    bases: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.CheckpointFile]
+    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., saved_at: _Optional[str] = ..., bases: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ...) -> None: ...
 
 class FinishTrainingRequest(_message.Message):
     __slots__ = ("reason", "interrupts")

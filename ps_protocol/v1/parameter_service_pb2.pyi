@@ -130,18 +130,20 @@ class KeepRecordResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SaveShardRequest(_message.Message):
-    __slots__ = ("fence", "step", "tag", "max_wait", "num_shards")
+    __slots__ = ("fence", "step", "tag", "max_wait", "num_shards", "since")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     step: int
     tag: str
     max_wait: _duration_pb2.Duration
     num_shards: int
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., tag: _Optional[str] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_shards: _Optional[int] = ...) -> None: ...
+    since: int
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., tag: _Optional[str] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_shards: _Optional[int] = ..., since: _Optional[int] = ...) -> None: ...
 
 class SaveShardResponse(_message.Message):
     __slots__ = ("state", "file", "failure")
@@ -154,16 +156,20 @@ class SaveShardResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[SaveState, str]] = ..., file: _Optional[_Union[CheckpointFile, _Mapping]] = ..., failure: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
 
 class CheckpointFile(_message.Message):
-    __slots__ = ("name", "shard", "num_bytes", "sha256")
+    __slots__ = ("name", "shard", "num_bytes", "sha256", "tag", "is_delta")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    IS_DELTA_FIELD_NUMBER: _ClassVar[int]
     name: str
     shard: int
     num_bytes: int
     sha256: str
-    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., num_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    tag: str
+    is_delta: bool
+    def __init__(self, name: _Optional[str] = ..., shard: _Optional[int] = ..., num_bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., tag: _Optional[str] = ..., is_delta: bool = ...) -> None: ...
 
 class RestoreShardRequest(_message.Message):
     __slots__ = ("fence", "spec", "tag", "manifest_sha256", "settings", "max_wait", "replica_version")

@@ -1080,6 +1080,8 @@ def write_SaveRequest(value: SaveRequest, message: Any) -> None:
     message.tag = value.tag
     if (one := value.num_shards) != 1:
         message.num_shards = one
+    if (one := value.since) is not None:
+        message.since = one
     if (one := value.max_wait_s) != 0.0:
         fields.write_max_wait(one, message.max_wait)
 
@@ -1091,6 +1093,7 @@ def read_SaveRequest(message: Any) -> SaveRequest:
         step=message.step,
         tag=message.tag,
         num_shards=message.num_shards if message.HasField("num_shards") else 1,
+        since=message.since if message.HasField("since") else None,
         max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 0.0,
     )
 
@@ -1117,6 +1120,10 @@ def write_CheckpointFile(value: CheckpointFile, message: Any) -> None:
     message.shard = value.shard
     message.num_bytes = value.num_bytes
     message.sha256 = value.sha256
+    if (one := value.tag) != '':
+        message.tag = one
+    if (one := value.is_delta) != False:
+        message.is_delta = one
 
 
 def read_CheckpointFile(message: Any) -> CheckpointFile:
@@ -1126,6 +1133,8 @@ def read_CheckpointFile(message: Any) -> CheckpointFile:
         shard=message.shard,
         num_bytes=message.num_bytes,
         sha256=message.sha256,
+        tag=message.tag if message.HasField("tag") else '',
+        is_delta=message.is_delta if message.HasField("is_delta") else False,
     )
 
 
@@ -1671,6 +1680,9 @@ def write_Checkpoint(value: Checkpoint, message: Any) -> None:
     if one := value.files:
         for item in one:
             write_CheckpointFile(item, message.files.add())
+    if one := value.bases:
+        for item in one:
+            write_CheckpointFile(item, message.bases.add())
     if one := value.pushes:
         for item in one:
             write_WorkerPushes(item, message.pushes.add())
@@ -1686,6 +1698,7 @@ def read_Checkpoint(message: Any) -> Checkpoint:
         record=read_ChiefRecord(message.record) if message.HasField("record") else fields.missing(message, "record"),
         placement=fields.decode_each(message.placement, read_PlacedSlice, field="placement") if message.placement else (),
         files=fields.decode_each(message.files, read_CheckpointFile, field="files") if message.files else (),
+        bases=fields.decode_each(message.bases, read_CheckpointFile, field="bases") if message.bases else (),
         pushes=fields.decode_each(message.pushes, read_WorkerPushes, field="pushes") if message.pushes else (),
     )
 

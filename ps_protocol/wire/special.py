@@ -152,6 +152,8 @@ def check_save_request(message: parameter_service_pb2.SaveShardRequest) -> None:
     check_tag(message.tag)
     if message.HasField("num_shards") and message.num_shards < 1:
         raise InvalidSpec("num_shards: got 0, want >= 1")
+    if not -1 <= message.since <= MAX_STEP:
+        raise InvalidSpec(f"since: got {message.since}, want -1 to 2^62")
 
 
 def check_save_progress(message: parameter_service_pb2.SaveShardResponse) -> None:
@@ -163,8 +165,10 @@ def check_save_progress(message: parameter_service_pb2.SaveShardResponse) -> Non
 
 
 def check_file(message: parameter_service_pb2.CheckpointFile) -> None:
-    """Raises MalformedMessage unless the hash is one; whether the name is one is for the storage to say."""
+    """Raises MalformedMessage unless the hash is one, InvalidSpec unless the tag is; whether the name is one is for the storage to say."""
     _check_sha256(message.sha256, field="sha256")
+    if message.HasField("tag"):
+        check_tag(message.tag)
 
 
 def check_restore_request(message: parameter_service_pb2.RestoreShardRequest) -> None:

@@ -207,6 +207,16 @@ class ShardModel:
         """The memories of the latest step, as they are."""
         return self._state(self._arena.current.memory)
 
+    def state_since(self, since: int | None) -> StateMemory:
+        """Returns memories of the latest step as large as a copy of what may have changed since then; see SaveRequest.
+
+        Of a table of which a part is enough, the memories have the numbers of the rows, and else nothing of use.
+        """
+        # Where contributions are applied as they arrive, other shards are at other steps.
+        if since is None or self.applies_on_arrival:
+            return self.state
+        return replace(self.state, tables=[table.parts_of(table.changed_since(since)) for table in self._tables])
+
     def snapshot(self, memory: StateMemory | None = None, *, step: int | None = None) -> Snapshot:
         """Returns the state that later steps depend on: tensors in `memory` (None: in place), saved as `step` (None: the model's own)."""
         hidden = HiddenState(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ps_protocol.model.keys import ROWS_PART
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -35,7 +36,10 @@ class StateTensor:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StateMemory:
-    """The memories of one step: arenas of values, slots and averages, and each table's rows, slots and keys by their names in a file."""
+    """The memories of one step: arenas of values, slots and averages, and each table's rows, slots and keys by their names in a file.
+
+    Where a table has a part with the numbers of rows (ROWS_PART), the others have only those.
+    """
 
     values: Array
     slots: Mapping[str, Array]
@@ -53,6 +57,11 @@ class StateMemory:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(memory.nbytes for memory in self.arrays)
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether some table does not have all of its rows."""
+        return any(ROWS_PART in parts for parts in self.tables)
 
 
 def memory_like(state: StateMemory, allocate: Callable[[int], Array]) -> StateMemory:

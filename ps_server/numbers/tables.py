@@ -12,12 +12,13 @@ optimizer that moves every row in every step has a second copy of the values ins
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
-from ps_protocol.model.keys import KEYS_PART, USE_PART, draws
+from ps_protocol.model.keys import KEYS_PART, ROWS_PART, USE_PART, draws
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MEAN, MergeSpec
@@ -153,6 +154,9 @@ _BLOCK_ELEMENTS = 1 << 14
 _MAX_JOURNALS = 256
 
 _KEY_DTYPE = np.dtype("<i8")
+_MARK_DTYPE = np.dtype("<u4")
+# Of a row that has changed so late that its number of steps has no place: it counts as changed ever after.
+_MAX_MARK = (1 << 32) - 1
 # A key with its place in the index, of which 25 to 70 % are taken; while a larger one is made there are two.
 _KEY_BYTES = 8 + 30
 
@@ -219,6 +223,9 @@ class Table:
             self._max_rows = min(self._max_rows, piece.variable.max_rows)
         self._max_age = piece.variable.max_age_steps
         has_use = bool(piece.variable.max_rows or self._max_age)
+        # Of each row, once somebody asks which have changed: how many steps after `_marked_from` the last change was.
+        self._marks: Array | None = None
+        self._marked_from = 0
         # Of all steps of this process: rows that were made, those whose place went to another key, and keys that found none or that were
         # not admitted.
         self.num_made = self.num_evicted = self.num_refused = self.num_unadmitted = 0
@@ -249,6 +256,29 @@ class Table:
             keys[USE_PART] = self._use[: self.num_rows]
         return keys | {name: memory[: self.num_rows] for name, memory in {"": self.values, **self.slots}.items()}
 
+    def changed_since(self, step: int) -> Array | None:
+        """Returns the numbers of the rows that have changed since `step`, ascending; None: all rows may have.
+
+        Steps note what they change from the first call on, if there is memory for that. Not beside a step.
+        """
+        if self._marks is None:
+            if self._is_lazy:
+                self._marked_from = self._progress.step
+                with suppress(LimitExceeded):
+                    self._marks = self._allocate("marks of changed rows", _MARK_DTYPE.itemsize).view(_MARK_DTYPE)
+                    self._marks[: self.num_rows] = 0
+            return None
+        if step < self._marked_from:
+            return None
+        rows = np.flatnonzero(self._marks[: self.num_rows] > step - self._marked_from)
+        return rows if rows.size < self.num_rows else None
+
+    def parts_of(self, rows: Array | None) -> dict[str, Array]:
+        """Returns memory as large as a copy of these rows needs, with their numbers; None: the memory of all rows."""
+        if rows is None:
+            return self.parts
+        return {ROWS_PART: rows} | {name: part[: rows.size] for name, part in self.parts.items()}
+
     def memory_of(self, part: str) -> Array:
         """Returns the memory of a part but for the keys, of as many rows as there may be."""
         return {"": self.values, USE_PART: self._use, **self.slots}[part]
@@ -263,8 +293,9 @@ class Table:
         """About how many bytes each row takes that a gradient makes; 0 if all rows are there."""
         if self.index is None:
             return 0
-        bound_bytes = (_USE_BYTES if self._use.size else 0) + (_BOUNDED_BYTES if self._buckets is not None else 0)
-        return _KEY_BYTES + (1 + len(self.slots)) * self.row_bytes + bound_bytes
+        own_bytes = (_USE_BYTES if self._use.size else 0) + (_BOUNDED_BYTES if self._buckets is not None else 0)
+        own_bytes += 0 if self._marks is None else self._marks.itemsize
+        return _KEY_BYTES + (1 + len(self.slots)) * self.row_bytes + own_bytes
 
     def extend(self, keys: Array) -> tuple[int, Array]:
         """Gives the next rows to those of the keys, none of which is there, that are the table's, in order. Raises LimitExceeded.
@@ -398,6 +429,10 @@ class Table:
 
     def renew_slots(self) -> None:
         """Gives every slot the value that it starts with."""
+        if self._marks is not None:
+            # All rows change with the next step: nobody can be told of changes since an earlier one.
+            self._marks[: self.num_rows] = 0
+            self._marked_from = self._progress.step + 1
         for name, value in self._rule.slots.items():
             self.slots[name][: self.num_rows].fill(value)
 
@@ -413,6 +448,7 @@ class Table:
                 return
             previous = self.values[gradient.indices]
             self._advance(Journal(gradient.indices, previous))
+            self._mark(gradient.indices)
             self._update_rows(gradient.indices, gradient, previous)
         else:
             # The rows that readers of the step before the last one had are overwritten now.
@@ -444,9 +480,15 @@ class Table:
         self._advance(Journal(keys, rows))
         self._make(made, evicted)
         self._renew(*renewed)
+        self._mark(numbers)
         if self._use.size:
             self._use[numbers] = self._progress.step & _STEP_BITS
         self._update_rows(numbers, gradient, previous)
+
+    def _mark(self, numbers: Array) -> None:
+        """Notes that the step that has just been made known changes these rows."""
+        if self._marks is not None:
+            self._marks[numbers] = min(self._progress.step - self._marked_from, _MAX_MARK)
 
     def apply_on_arrival(self, gradient: RowGradient) -> None:
         """Changes rows in place, without regard to concurrent readers and writers: an update may be lost. All rows must be there."""
@@ -519,8 +561,8 @@ class Table:
     def _allocate(self, what: str, row_bytes: int) -> Array:
         if self.piece.variable.is_keyed:
             return self._growing(what, row_bytes, self._max_rows)
-        memory = self._budget.allocate(self.piece.nbytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
-        self._held_bytes += self.piece.nbytes
+        memory = self._budget.allocate(self._max_rows * row_bytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
+        self._held_bytes += memory.nbytes
         return memory
 
     def _growing(self, what: str, row_bytes: int, num_rows: int) -> Array:

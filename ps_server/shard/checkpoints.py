@@ -34,7 +34,7 @@ from ps_protocol.errors import (
     Unavailable,
     WrongRole,
 )
-from ps_protocol.model.keys import KEYS_PART, gathered, spread
+from ps_protocol.model.keys import KEYS_PART, ROWS_PART, gathered, spread
 from ps_protocol.model.layout import ALIGNMENT, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -139,6 +139,7 @@ class SavePace:
 
 
 _PART_BYTES = 4 << 20
+_PART_ROWS = 1 << 15
 
 
 class CopyMemory:
@@ -204,14 +205,28 @@ class CopyMemories:
             self._budget.release(kept.state.nbytes)
 
 
-def copy_memory(source: StateMemory, into: StateMemory, *, stripes: StripeRunner) -> None:
-    """Copies all bytes, in all threads there are. Takes as long as that takes."""
-    pairs = [(_flat(one), _flat(other)) for one, other in zip(source.arrays, into.arrays, strict=True)]
-    parts = [(one, other, start) for one, other in pairs for start in range(0, one.size, _PART_BYTES)]
+def copy_memory(source: StateMemory, like: StateMemory, into: StateMemory, *, stripes: StripeRunner) -> None:
+    """Copies all bytes, or of a table the rows that `like` has the numbers of, in all threads there are. Takes as long as that takes."""
+    # What is read, which rows of it (None: all), what is written, and from where on.
+    parts: list[tuple[Array, Array | None, Array, int]] = []
+    whole = [*zip(replace(source, tables=()).arrays, replace(into, tables=()).arrays, strict=True)]
+    for table, wanted, copies in zip(source.tables, like.tables, into.tables, strict=True):
+        rows = wanted.get(ROWS_PART)
+        for name, copied in copies.items():
+            if rows is None or name == ROWS_PART:
+                whole.append((wanted[name] if name == ROWS_PART else table[name], copied))
+            else:
+                parts += [(table[name], rows, copied, start) for start in range(0, rows.size, _PART_ROWS)]
+    for one, other in whole:
+        parts += [(_flat(one), None, _flat(other), start) for start in range(0, one.nbytes, _PART_BYTES)]
 
-    def copy(part: tuple[np.ndarray, np.ndarray, int], thread: int) -> int:
-        one, other, start = part
-        other[start : start + _PART_BYTES] = one[start : start + _PART_BYTES]
+    def copy(part: tuple[Array, Array | None, Array, int], thread: int) -> int:
+        one, rows, other, start = part
+        if rows is None:
+            other[start : start + _PART_BYTES] = one[start : start + _PART_BYTES]
+        else:
+            # The rows are there; "clip" spares NumPy a second copy.
+            np.take(one, rows[start : start + _PART_ROWS], axis=0, out=other[start : start + _PART_ROWS], mode="clip")
         return 0
 
     share(stripes, parts, copy, num_threads=min(stripes.num_threads, len(parts)) or 1, within=np.errstate)
@@ -305,33 +320,103 @@ def _blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[tuple[i
             yield (*((index, index + 1) for index in outer), (start, min(start + size, shape[axis])), *inner)
 
 
-class KeyedRows:
-    """The rows of one saved slice of a keyed table, on their way into the tables that now have some of its keys."""
+class SavedRows:
+    """The rows of one saved slice of a table, on their way into the tables that now have some of them.
 
-    def __init__(self, tables: Sequence[Table]) -> None:
-        self._tables = tables
-        # For each table: its first new row, and which of the saved rows come from there on.
-        self._places: list[tuple[Table, int, Array]] | None = None
+    `newer`: of a keyed table, what the deltas say that are read later: the numbers of rows (None: all from the first on) and their keys.
+    """
+
+    def __init__(self, piece: VariableSlice, tables: Sequence[Table], newer: Sequence[tuple[Array | None, Array]] = ()) -> None:
+        self._tables, self._newer = tables, newer
+        # For each table: its first row of these, and which of the saved rows come from there on.
+        self._places: list[tuple[Table, int, Array | range]] | None = None
+        self._num_rows = self._num_in_file = 0
+        self._numbers: Array | None = None
+        if not piece.variable.is_keyed:
+            self._num_rows, self._places = piece.stop - piece.start, []
+            for table in tables:
+                start, stop = max(piece.start, table.piece.start), min(piece.stop, table.piece.stop)
+                self._places.append((table, start - table.piece.start, range(start - piece.start, stop - piece.start)))
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts that each file has, but for the numbers of rows, which a delta has."""
+        return [*self._tables[0].parts]
+
+    def begin_file(self) -> None:
+        """Another file is read, which has all rows unless it begins with numbers."""
+        self._numbers, self._num_in_file = None, self._num_rows
 
     def take(self, entry: TensorEntry, part: str, read_into: Callable[[Array], None], *, where: str) -> None:
-        """Reads a part, the keys first. Raises DataLoss if it has other rows than there are keys, LimitExceeded."""
-        if part == KEYS_PART:
-            keys = np.empty(entry.num_bytes // 8, np.int64)
-            read_into(keys)
-            self._num_rows, self._places = keys.size, [(table, *table.extend(spread(keys))) for table in self._tables]
+        """Reads a part: numbers of rows first, then keys. Raises DataLoss if parts do not fit each other, LimitExceeded."""
+        if part == ROWS_PART:
+            self._numbers = read_integers(entry, read_into)
+            self._num_in_file = self._numbers.size
+            if not self._newer:
+                check_numbers(self._numbers, self._num_rows, where=where)
             return
+        if part == KEYS_PART:
+            keys = read_integers(entry, read_into)
+            self._num_in_file = keys.size
+            if self._places is None:
+                keys = newest_keys(keys, self._newer, where=where)
+                self._num_rows, self._places = keys.size, [(table, *table.extend(spread(keys))) for table in self._tables]
+            return
+        numbers, num_rows = self._numbers, self._num_in_file
         memory = self._tables[0].memory_of(part)
         row_shape, dtype = self._tables[0].piece.variable.shape[1:] if memory.ndim > 1 else (), memory.dtype
-        if self._places is None or entry.shape != (self._num_rows, *row_shape) or entry.dtype != dtype:
+        if self._places is None or entry.shape != (num_rows, *row_shape) or num_rows > self._num_rows or entry.dtype != dtype:
             raise DataLoss(f"{where}: tensor {entry.name!r} is {entry.shape} {entry.dtype}, its keys and the manifest say otherwise")
+        if numbers is None and len(self._places) == 1 and len(self._places[0][2]) == self._num_rows:
+            table, first, _ = self._places[0]
+            read_into(table.memory_of(part)[first : first + num_rows])
+            return
         num_at_once = max(1, BLOCK_BYTES // (math.prod(row_shape) * dtype.itemsize or 1))
-        scratch = np.empty((min(num_at_once, self._num_rows), *memory.shape[1:]), dtype)
-        for start in range(0, self._num_rows, num_at_once):
-            rows = scratch[: self._num_rows - start]
+        scratch = np.empty((min(num_at_once, num_rows), *memory.shape[1:]), dtype)
+        for start in range(0, num_rows, num_at_once):
+            rows = scratch[: num_rows - start]
             read_into(rows)
+            block = np.arange(start, start + len(rows)) if numbers is None else numbers[start : start + len(rows)]
             for table, first, chosen in self._places:
-                low, high = np.searchsorted(chosen, (start, start + num_at_once))
-                table.memory_of(part)[first + low : first + high] = rows[chosen[low:high] - start]
+                at, ranks = _ranks(chosen, block)
+                table.memory_of(part)[first + ranks] = rows[at]
+
+
+def read_integers(entry: TensorEntry, read_into: Callable[[Array], None]) -> Array:
+    """Reads numbers or keys of rows, as int64."""
+    numbers = np.empty(entry.num_bytes // 8, np.int64)
+    read_into(numbers)
+    return numbers
+
+
+def check_numbers(numbers: Array, num_rows: int, *, where: str) -> None:
+    """Raises DataLoss unless the numbers of rows ascend and are below `num_rows`."""
+    if numbers.size and (numbers[0] < 0 or numbers[-1] >= num_rows or not bool(np.all(numbers[1:] > numbers[:-1]))):
+        raise DataLoss(f"{where}: its numbers of rows do not ascend from 0 to below {num_rows}; it belongs to another checkpoint")
+
+
+def newest_keys(keys: Array, newer: Sequence[tuple[Array | None, Array]], *, where: str) -> Array:
+    """Returns the keys of rows after some deltas. Raises DataLoss if a delta does not fit."""
+    for numbers, given in newer:
+        numbers = np.arange(given.size) if numbers is None else numbers
+        # A delta has all rows that have been made since.
+        check_numbers(numbers, keys.size + given.size, where=where)
+        if numbers.size != given.size:
+            raise DataLoss(f"{where}: a later delta has {numbers.size} numbers of rows and {given.size} keys")
+        keys = np.concatenate([keys, np.zeros(max(0, int(numbers.max(initial=-1)) + 1 - keys.size), np.int64)])
+        keys[numbers] = given
+    return keys
+
+
+def _ranks(chosen: Array | range, numbers: Array) -> tuple[Array, Array]:
+    """Returns which of the numbers are among the chosen, ascending ones, and at which places there."""
+    if isinstance(chosen, range):
+        ranks = numbers - chosen.start
+        at = np.flatnonzero((ranks >= 0) & (ranks < len(chosen)))
+    else:
+        ranks = np.searchsorted(chosen, numbers)
+        at = np.flatnonzero(np.take(chosen, ranks, mode="clip") == numbers) if chosen.size else ranks[:0]
+    return at, ranks[at]
 
 
 # A shard's part of a checkpoint read into a model, however many shards saved it, and which had what.
@@ -359,7 +444,7 @@ class CheckpointPlan:
     def files(self) -> tuple[CheckpointFile, ...]:
         """The files to read, in order. The metrics of a cluster are its first shard's."""
         shards = self._shards if self._spec.shard or 0 in self._shards else [*self._shards, 0]
-        return tuple(self._checkpoint.files[shard] for shard in shards)
+        return tuple(file for shard in shards for file in self._checkpoint.files_of(shard))
 
     @property
     def num_bytes(self) -> int:
@@ -370,77 +455,98 @@ class CheckpointPlan:
         self,
         storage: CheckpointStorage,
         tensors: Iterable[StateTensor],
-        keyed: Iterable[Table] = (),
+        tables: Iterable[Table] = (),
         *,
         on_progress: Callable[[int], None],
     ) -> HiddenState:
-        """Reads all files, fills the tensors and keyed tables, and returns the rest of the state.
+        """Reads all files, fills the tables, and the tensors that are none of a table, and returns the rest of the state.
 
         `on_progress` is called with the bytes read so far. Raises DataLoss if a file is not what was written, CheckpointMismatch if it
         lacks something, LimitExceeded, what the storage raises, and what `on_progress` raises.
         """
-        keyed_tables: dict[str, list[Table]] = {}
-        for table in keyed:
-            keyed_tables.setdefault(table.piece.variable.name, []).append(table)
+        by_name: dict[str, list[Table]] = {}
+        for table in tables:
+            by_name.setdefault(table.piece.variable.name, []).append(table)
         wanted: dict[tuple[str, str], list[Target]] = {}
         for tensor in tensors:
-            wanted.setdefault((tensor.piece.variable.name, tensor.part), []).append(Target(tensor.piece, tensor.memory))
+            if tensor.piece.variable.name not in by_name:
+                wanted.setdefault((tensor.piece.variable.name, tensor.part), []).append(Target(tensor.piece, tensor.memory))
         states: dict[int, HiddenState] = {}
+        rows: dict[int, dict[str, SavedRows]] = {}
         num_before = 0
         for file in self.files:
-            limit = max_tensors_of(self._checkpoint, file.shard)
-            with open_file(storage, self._checkpoint.tag, file, max_tensors=limit) as reader:
+            if file.shard not in rows:
+                rows[file.shard] = self._rows_of(storage, file.shard, by_name)
+            with self._open(storage, file) as reader:
 
                 def on_read(num_bytes: int, before: int = num_before) -> None:
                     on_progress(before + num_bytes)
 
-                self._read_file(reader, file.shard, wanted, self._keyed_rows(file.shard, keyed_tables), on_read)
-                states[file.shard] = decode_hidden_state(reader.metadata, where=f"{self._checkpoint.tag}/{file.name}")
+                self._read_file(reader, file, wanted, rows[file.shard], on_read)
+                # The last one of a shard is of the step; dense variables of those before are overwritten.
+                states[file.shard] = decode_hidden_state(reader.metadata, where=self._where(file))
             num_before += file.num_bytes
         self._check_steps(states)
         return self._joined([states[shard] for shard in self._shards], states)
 
+    def _open(self, storage: CheckpointStorage, file: CheckpointFile) -> contextlib.AbstractContextManager[TensorFileReader]:
+        return open_file(storage, self._checkpoint.tag, file, max_tensors=max_tensors_of(self._checkpoint, file.shard))
+
     def _read_file(
         self,
         reader: TensorFileReader,
-        shard: int,
+        file: CheckpointFile,
         wanted: Mapping[tuple[str, str], Sequence[Target]],
-        keyed: "dict[str, tuple[KeyedRows, str]]",
+        rows: Mapping[str, SavedRows],
         on_progress: Callable[[int], None],
     ) -> None:
         expected = {
             tensor_name(piece, part): (piece, targets)
             for (name, part), targets in wanted.items()
             for piece, owner in self._saved[name]
-            if owner == shard and any(overlap(piece, target.piece) for target in targets)
+            if owner == file.shard and any(overlap(piece, target.piece) for target in targets)
         }
+        takers = {f"{name}@{part}" if part else name: (one, part) for name, one in rows.items() for part in [ROWS_PART, *one.parts]}
+        for one in rows.values():
+            one.begin_file()
         for entry in reader:
-            found = expected.pop(entry.name, None)
+            found, taker = expected.pop(entry.name, None), takers.pop(entry.name, None)
             if found is not None:
                 piece, targets = found
                 if entry.shape != piece.shape or entry.dtype != piece.variable.data_type.dtype:
                     raise DataLoss(
-                        f"{self._where(shard)}: tensor {entry.name!r} is {entry.shape} {entry.dtype}, the manifest says otherwise"
+                        f"{self._where(file)}: tensor {entry.name!r} is {entry.shape} {entry.dtype}, the manifest says otherwise"
                     )
                 fill(piece, targets, reader.read_into)
-            rows = keyed.pop(entry.name, None)
-            if rows is not None:
-                rows[0].take(entry, rows[1], reader.read_into, where=self._where(shard))
+            if taker is not None:
+                taker[0].take(entry, taker[1], reader.read_into, where=self._where(file))
             on_progress(reader.num_bytes_read)
-        if expected or keyed:
-            missing = ", ".join(repr(name) for name in [*expected, *keyed][:5])
-            raise CheckpointMismatch(f"{self._where(shard)}: has no tensor {missing}; it is the checkpoint of another model")
+        lacking = [*expected, *(name for name, (_, part) in takers.items() if part != ROWS_PART)]
+        if lacking:
+            missing = ", ".join(repr(name) for name in lacking[:5])
+            raise CheckpointMismatch(f"{self._where(file)}: has no tensor {missing}; it is the checkpoint of another model")
 
-    def _keyed_rows(self, shard: int, tables: Mapping[str, Sequence[Table]]) -> "dict[str, tuple[KeyedRows, str]]":
-        """Returns, for each tensor with rows of keyed tables that a shard saved, who takes them, and as which part."""
-        found: dict[str, tuple[KeyedRows, str]] = {}
-        for name, those in tables.items():
-            for piece, owner in self._saved[name]:
-                wanting = [table for table in those if overlap(piece, table.piece)]
-                if owner == shard and wanting:
-                    rows = KeyedRows(wanting)
-                    found |= {tensor_name(piece, part): (rows, part) for part in those[0].parts}
-        return found
+    def _rows_of(self, storage: CheckpointStorage, shard: int, tables: Mapping[str, Sequence[Table]]) -> dict[str, SavedRows]:
+        """Returns who takes the rows of each slice of a table that a shard saved, by the slice's name in a file."""
+        found = {
+            tensor_name(piece): (piece, [table for table in those if overlap(piece, table.piece)])
+            for name, those in tables.items()
+            for piece, owner in self._saved[name]
+            if owner == shard
+        }
+        # Which keys rows have in the end decides where rows of the first file go: what deltas say of that is read before.
+        keyed = {name for name, (piece, those) in found.items() if those and piece.variable.is_keyed}
+        newer: dict[str, list[tuple[Array | None, Array]]] = {name: [] for name in found}
+        for file in self._checkpoint.files_of(shard)[1:] if keyed else ():
+            with self._open(storage, file) as reader:
+                numbers: dict[str, Array] = {}
+                for entry in reader:
+                    name, _, part = entry.name.rpartition("@")
+                    if name in keyed and part == ROWS_PART:
+                        numbers[name] = read_integers(entry, reader.read_into)
+                    elif name in keyed and part == KEYS_PART:
+                        newer[name].append((numbers.get(name), read_integers(entry, reader.read_into)))
+        return {name: SavedRows(piece, those, newer[name]) for name, (piece, those) in found.items() if those}
 
     def _sources(self, piece: VariableSlice) -> set[int]:
         """The shards that saved parts of a slice; all of it must be somewhere."""
@@ -466,7 +572,8 @@ class CheckpointPlan:
     def _check_steps(self, states: Mapping[int, HiddenState]) -> None:
         for shard, state in states.items():
             if state.step != self._checkpoint.step:
-                raise DataLoss(f"{self._where(shard)}: is of step {state.step}, the manifest says {self._checkpoint.step}")
+                where = self._where(self._checkpoint.files[shard])
+                raise DataLoss(f"{where}: is of step {state.step}, the manifest says {self._checkpoint.step}")
 
     def _joined(self, sources: Sequence[HiddenState], states: Mapping[int, HiddenState]) -> HiddenState:
         """Joins several states: their counters are equal, unless contributions were applied as they arrived."""
@@ -487,8 +594,8 @@ class CheckpointPlan:
             pushes=self._checkpoint.pushes or first.pushes,
         )
 
-    def _where(self, shard: int) -> str:
-        return f"{self._checkpoint.tag}/{self._checkpoint.files[shard].name}"
+    def _where(self, file: CheckpointFile) -> str:
+        return f"{file.tag or self._checkpoint.tag}/{file.name}"
 
 
 # Saving and restoring.
@@ -714,7 +821,8 @@ class Checkpoints:
         return None
 
     def _begin_save(self, request: SaveRequest, key: tuple[object, ...]) -> tuple[Attempt, bool]:
-        self._side.find_state(request)
+        # Only whether it can be saved: to look for rows that have changed is for one call alone.
+        self._side.find_state(replace(request, since=None))
         with self._changed:
             latest = self._save
             if latest is not None and not latest.is_over:
@@ -745,7 +853,7 @@ class Checkpoints:
 
         def copy(state: StateMemory) -> None:
             started = time.perf_counter()
-            copy_memory(state, memory.state, stripes=self._stripes)
+            copy_memory(state, like, memory.state, stripes=self._stripes)
             stall_s = time.perf_counter() - started
             log.debug("%s copied step=%d tag=%s bytes=%d stall_s=%.3f", self._name, request.step, request.tag, state.nbytes, stall_s)
 
@@ -765,7 +873,7 @@ class Checkpoints:
         def write() -> None:
             save.check_wanted()
             failpoint("ps.save.before_write")
-            save.file = write_file(
+            file = write_file(
                 storage,
                 request.tag,
                 shard=self._index,
@@ -774,6 +882,7 @@ class Checkpoints:
                 metadata=encode_hidden_state(snapshot.hidden),
                 between=between,
             )
+            save.file = replace(file, is_delta=snapshot.memory.lacks_rows)
             failpoint("ps.save.before_ack")
 
         failure = self._failure_of(save, write, what="written")
@@ -809,7 +918,7 @@ class Checkpoints:
         # Nothing has been changed until now: a checkpoint of another model does no damage.
         model = self._side.make_room(request, check=restore.check_wanted)
         try:
-            hidden = plan.read(storage, model.begin_restore(), model.keyed_tables, on_progress=note)
+            hidden = plan.read(storage, model.begin_restore(), model.tables, on_progress=note)
             self._side.put_restored(model, hidden, request, from_epoch=stored.checkpoint.fence.epoch, check=restore.check_wanted)
         except BaseException:
             self._side.drop(model)

@@ -794,7 +794,7 @@ class _CheckpointSide:
         shard = self._shard
         with shard._gate.admit(request.fence.epoch):
             model = self._model_to_save_locked(request)
-            return model, model.state
+            return model, model.state_since(request.since)
 
     def copy_state(self, request: SaveRequest, model: ShardModel, into: StateMemory, *, copy: Callable[[StateMemory], None]) -> Snapshot:
         shard = self._shard

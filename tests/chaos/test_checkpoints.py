@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import claims
+from ps_protocol.checkpoint.catalog import list_checkpoints, verify_checkpoint
+from ps_protocol.checkpoint.storage import LocalStorage
+from tests.chaos import claims, table_worker
 from tests.chaos.cluster import Cluster, Event
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
@@ -55,6 +57,44 @@ def test_a_chief_killed_at_any_point_of_a_manifest_leaves_a_whole_checkpoint_or_
     cluster.await_end()
     assert _goes_on_at(cluster, died_at) == step
     cluster.assert_as_without_faults()
+
+
+DELTAS = Plan(program=("-m", "tests.chaos.table_worker"), chief_flags=("--full-every", "4"))
+
+
+@pytest.mark.parametrize("failpoint", ["ps.save.before_write", "ps.save.mid_file", "ps.save.before_fsync", "ps.save.before_ack"])
+@pytest.mark.shows("F20")
+def test_a_parameter_server_killed_at_any_point_of_a_delta_goes_back_to_the_delta_before(start: Started, failpoint: str) -> None:
+    """The first save is full; the second, of step 5, is a delta on it, and the third is never finished."""
+    cluster = start(replace(DELTAS, failpoints={"ps 1": f"{failpoint}=kill@3"}))
+    died_at = cluster.await_death("ps 1")
+    cluster.restart("ps 1")
+    cluster.await_end()
+    assert _goes_on_at(cluster, died_at) == 5
+    _assert_deltas_lost_nothing(cluster)
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "step"), [("chief.manifest.before_write", 5), ("chief.manifest.before_rename", 5), ("chief.manifest.after_rename", 10)]
+)
+@pytest.mark.shows("F20")
+def test_a_chief_killed_at_any_point_of_a_deltas_manifest_leaves_a_whole_delta_or_none(start: Started, failpoint: str, step: int) -> None:
+    cluster = start(replace(DELTAS, failpoints={"chief": f"{failpoint}=kill@3"}))
+    died_at = cluster.await_death("chief")
+    cluster.kill(*cluster.everybody)
+    cluster.restart(*cluster.everybody)
+    cluster.await_end()
+    assert _goes_on_at(cluster, died_at) == step
+    _assert_deltas_lost_nothing(cluster)
+
+
+def _assert_deltas_lost_nothing(cluster: Cluster) -> None:
+    claims.assert_each_step_once(cluster.events())
+    cluster.assert_values(table_worker.reference(num_steps=cluster.plan.max_steps, num_workers=cluster.plan.num_workers))
+    kept, _ = list_checkpoints(LocalStorage(cluster.checkpoints))
+    assert any(one.checkpoint.bases for one in kept) and kept[-1].checkpoint.step == cluster.plan.max_steps
+    for one in kept:
+        verify_checkpoint(LocalStorage(cluster.checkpoints), one.checkpoint)
 
 
 @pytest.mark.parametrize("failure", ["error:enospc", "error:eio"])

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ps_protocol.process.memory import importing_for_good
@@ -16,6 +17,7 @@ with importing_for_good():
     import numpy as np
 
     import worker_client
+    from ps_protocol.model.variables import Array
     from tests.chaos import script
     from worker_client import Session
 
@@ -62,7 +64,7 @@ def go_wrong(session: Session, diary: Diary, failure: str) -> None:
             diary.write("refused", reason=error.reason, words=error.message)
 
 
-def main() -> None:
+def main(train: Callable[..., None] = train, values: Callable[[Session], Mapping[str, Array]] = Session.read) -> None:
     """Joins, trains, and keeps the last values."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chief", required=True)
@@ -84,7 +86,7 @@ def main() -> None:
         with worker_client.connect(arguments.chief, worker_index=arguments.index, timeout_s=60, takeover=arguments.takeover) as session:
             diary.write("connected", epoch=session.epoch)
             train(session, diary, pace_s=arguments.pace, fails_at=arguments.fails_at, failure=arguments.failure)
-            script.save(arguments.values, session.read())
+            script.save(arguments.values, values(session))
     except Exception as error:
         diary.write("failed", kind=type(error).__name__, words=str(error)[:500])
         raise

@@ -29,7 +29,13 @@ SOMETIMES = (
     *("worker went over to another server", "a standby was brought back between two steps"),
     *("worker gave two servers different gradients", "chief asked to end"),
     *("another policy holds", "training finished", "ChangeSettingsRequest carried out", "SaveCheckpointRequest carried out"),
-    *("worker waited for training data", "a chief found what another had trained", "a chief found an interrupted step"),
+    *(
+        "checkpoint is a delta",
+        "restored from a delta",
+        "worker waited for training data",
+        "a chief found what another had trained",
+        "a chief found an interrupted step",
+    ),
 )
 SOMETIMES_UNLOCKED = (
     *("request lost", "request sent twice", "answer lost after the work was done", "message late", "checkpoint whole", "rolled back"),

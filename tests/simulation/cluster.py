@@ -190,6 +190,7 @@ class SimulatedCluster:
         fields = decode_json(manifest, where="simulated")
         self.world.note(f"whole: {fields['tag']}")
         self.world.seen["checkpoint whole"] += 1
+        self.world.seen["checkpoint is a delta"] += "bases" in fields
         record = fields["record"]
         era = int(fields["fence"]["era"]["life"]), int(fields["fence"]["era"]["epoch"])
         self.oracle.committed_checkpoint(fields["tag"], era, int(fields.get("step", 0)), _done(record.get("data")), _user_states(record))
@@ -243,7 +244,13 @@ class SimulatedCluster:
         scenario = self.scenario
         checkpoints = None
         if scenario.durability is not None:
-            checkpoints = CheckpointConfig(durability=scenario.durability, interval_s=1.0, every_steps=scenario.every_steps, keep=2)
+            checkpoints = CheckpointConfig(
+                durability=scenario.durability,
+                interval_s=1.0,
+                every_steps=scenario.every_steps,
+                full_every=scenario.full_every,
+                keep=2,
+            )
         config = CoordinationConfig(
             total_num_replicas=scenario.num_workers,
             replicas_to_aggregate=scenario.num_required,

@@ -24,11 +24,12 @@ from chief.policies.unlocked import UnlockedPolicy
 from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
+from ps_protocol.checkpoint import catalog
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
 from ps_protocol.model.merging import MEAN
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.checkpoint import Checkpoint, Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, FinishTrainingRequest, Participant, ParticipantKind, PushOutcome
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId, StepAttachments
 from ps_protocol.roles.fence import Era
@@ -685,6 +686,26 @@ def _restores_too_few_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Table, "extend", lambda table, keys: extend(table, keys[1:]))
 
 
+def _forgets_a_row_that_changed(patch: pytest.MonkeyPatch) -> None:
+    mark = Table._mark
+    patch.setattr(Table, "_mark", lambda table, numbers: mark(table, numbers[1:]))
+
+
+def _rests_on_the_full_one_alone(patch: pytest.MonkeyPatch) -> None:
+    on_base = Checkpoints._on_base
+
+    def broken(checkpoints: Checkpoints, checkpoint: Checkpoint) -> Checkpoint:
+        whole = on_base(checkpoints, checkpoint)
+        return replace(whole, bases=tuple(file for file in whole.bases if not file.is_delta))
+
+    patch.setattr(Checkpoints, "_on_base", broken)
+
+
+def _removes_what_deltas_rest_on(patch: pytest.MonkeyPatch) -> None:
+    see = catalog._see
+    patch.setattr(catalog, "_see", lambda storage, stored: replace(see(storage, stored), base_tags=()))
+
+
 def _loses_what_was_counted_in_a_change(patch: pytest.MonkeyPatch) -> None:
     install = Training._install
 
@@ -740,6 +761,11 @@ def _ends_soon(scenario: Scenario) -> Scenario:
 def has(kind: str) -> Suit:
     """Returns those scenarios that such a fault befalls."""
     return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
+
+
+def _goes_back_to_a_delta(scenario: Scenario) -> Scenario | None:
+    durability = scenario.durability or Durability.STEP
+    return replace(scenario, durability=durability, every_steps=1, full_every=8) if has("kill")(scenario) else None
 
 
 def _kills_a_worker_with_data(scenario: Scenario) -> Scenario | None:
@@ -806,6 +832,9 @@ MUTATIONS: dict[str, Mutation] = {
     "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1669),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill"), first_seed=1027),
     "a restored table lacks a row": Mutation("5", _restores_too_few_rows, has("kill")),
+    "a delta lacks a row that changed": Mutation("5", _forgets_a_row_that_changed, _goes_back_to_a_delta, first_seed=1020),
+    "a delta rests on the full checkpoint alone": Mutation("45", _rests_on_the_full_one_alone, _goes_back_to_a_delta, first_seed=1017),
+    "what a delta rests on is removed": Mutation("6", _removes_what_deltas_rest_on, _goes_back_to_a_delta, first_seed=1017),
     "a restored server begins the phase of training again": Mutation("5", _forgets_the_phase_of_training, has("kill"), first_seed=1020),
     "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order, first_seed=1068),
     "an applied step opens no other": Mutation("6", _leaves_callers_waiting, first_seed=1009),

@@ -50,6 +50,7 @@ class Scenario:
     has_history: bool = False
     num_records_kept: int = 0
     max_steps: int | None = None
+    full_every: int = 1
 
     @property
     def is_for_a_standby(self) -> bool:
@@ -66,7 +67,7 @@ class Scenario:
         durability = self.durability.value if self.durability else "no storage"
         return (
             f"ps={self.num_shards} workers={self.num_workers} R={self.num_required} durability={durability} every={self.every_steps}"
-            f" lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms}"
+            f" full={self.full_every} lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms}"
             f" policy={self.policy.text} standbys={self.has_standbys} network={self.network} data={self.data} max={self.max_steps}"
         )
 
@@ -115,6 +116,7 @@ def scenario_of(seed: int) -> Scenario:
     few = random.Random(f"few workers {seed}")
     if scenario.policy == DEFAULT_POLICY and few.random() < 0.1:
         scenario = replace(scenario, num_required=num_workers + few.randint(1, 2))
+    scenario = replace(scenario, full_every=random.Random(f"deltas {seed}").choice((1, 1, 2, 3, 8)))
     last = random.Random(f"last step {seed}")
     return replace(scenario, max_steps=last.randint(3, 40)) if last.random() < 0.08 else scenario
 

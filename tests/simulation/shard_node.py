@@ -55,6 +55,7 @@ class ShardNode:
         self._place = life.name
         self._oracle = oracle
         oracle.emptied(life.name)
+        self._storage = storage
         self._asked_to_restore: RestoreRequest | None = None
         self._on_crash = on_crash
         self._layout: Layout | None = None
@@ -185,6 +186,7 @@ class ShardNode:
         if status.fence.epoch == request.spec.epoch and status.step == request.spec.initial_step:
             self._note_layout(request.spec)
             self._rates[request.settings.version] = _rate_of(request.settings)
+            self._world.seen["restored from a delta"] += self._storage is not None and b'"bases"' in self._storage.manifest(request.tag)
             self._oracle.restored(self._place, self._status.fence.life, request, status.step, self._arena(status.fence.epoch))
 
     def _note_layout(self, spec: ShardSpec) -> None:

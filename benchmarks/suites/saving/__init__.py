@@ -1,1 +1,1 @@
-"""Checkpoints: `checkpoint` measures the cost of a save on one parameter server, `durability` that of each setting on a cluster."""
+"""Checkpoints: `durability` measures the cost of each setting on a cluster, `deltas` that of a delta on a large table."""

@@ -28,6 +28,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, Durability, tag_of
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, SaveCheckpointRequest, SavedCheckpoint
 from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import CheckpointFile
 
 if TYPE_CHECKING:
     from chief.core.state import Cluster
@@ -87,7 +88,9 @@ class Checkpoints:
         self._held: HeldStep | None = None
         self._saving = ""
         self._is_due = self._is_saving_last = False
-        self._whole: SavedCheckpoint | None = None  # the latest
+        # The latest, as a whole and (None: the next one is full) as what a delta may rest on.
+        self._whole: SavedCheckpoint | None = None
+        self._base: Checkpoint | None = None
         self._whole_epoch, self._whole_at = 0, 0.0
         self._said_at = -math.inf
         self._due_step: int | None = None
@@ -231,7 +234,7 @@ class Checkpoints:
         save = self._awaited(event)
         if save is None:
             return
-        self._tell(save, WriteStep(fence=save.draft.fence, step=save.draft.step, tag=save.tag))
+        self._tell(save, WriteStep(fence=save.draft.fence, step=save.draft.step, tag=save.tag, since=self._since))
         if not save.is_held and self._held is None:
             self._saving = ""
             self._cluster.proceed(now)
@@ -240,7 +243,7 @@ class Checkpoints:
         """All shards have written: the manifest makes it whole."""
         save = self._awaited(event)
         if save is not None and self._config is not None:
-            checkpoint = replace(save.draft, files=event.result)
+            checkpoint = save.draft = self._on_base(replace(save.draft, files=event.result))
             self._tell(save, CommitCheckpoint(checkpoint=checkpoint, keep=self._config.keep, is_awaited=save.is_held))
 
     def committed(self, event: Done, now: float) -> None:
@@ -249,6 +252,7 @@ class Checkpoints:
         if save is None:
             return
         self._save, self._failure = None, ""
+        self._base = save.draft
         self._num_attempts.clear()
         is_detail = now - self._said_at < _SAY_EVERY_S  # if each step is saved, not for each of them
         self._said_at = self._said_at if is_detail else now
@@ -275,6 +279,9 @@ class Checkpoints:
             return
         why = without_socket(printable(event.error.message))
         self._save, self._failure = None, why
+        if isinstance(save.told, CommitCheckpoint):
+            # Perhaps what it rests on is not there any more.
+            self._base = None
         self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.NOT_SAVED, is_warning=True)
         error = StorageFull(why) if isinstance(event.error, StorageFull) else InternalError(f"checkpoint {save.tag}: {why}")
         for request in self._requests_of(save.tag):
@@ -358,7 +365,7 @@ class Checkpoints:
         attempt = self._num_attempts[fence.epoch, step] = self._num_attempts.get((fence.epoch, step), 0) + 1
         tag = tag_of(step=step, epoch=fence.epoch) + training.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
         draft = training.draft(tag=tag, step=step, extra=() if held is None else held.contributors)
-        told = CopyStep(fence=fence, step=step, tag=tag)
+        told = CopyStep(fence=fence, step=step, tag=tag, since=self._since)
         self._save = _Save(draft=draft, is_held=held is not None, told=told)
         for wish in self._wishes.values():
             wish.tag = wish.tag or tag
@@ -367,6 +374,26 @@ class Checkpoints:
         else:
             self._explain_hold()
         self._out.add(told)
+
+    @property
+    def _since(self) -> int | None:
+        """The step of the checkpoint that the next one rests on as a delta; -1: it is full, None: so are all."""
+        base = self._base
+        if self._config is None or self._config.full_every == 1:
+            return None
+        # Only what this chief saved of the present epoch is known to be what the shards count changes from.
+        if base is None or base.fence != self._cluster.training.fence or len(base.base_tags) + 2 > self._config.full_every:
+            return -1
+        return base.step
+
+    def _on_base(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Returns the checkpoint with the files that those of shards which have written a delta rest on."""
+        base, bases = self._base, list[CheckpointFile]()
+        for file in checkpoint.files if base is not None else ():
+            assert base is not None
+            if file.is_delta:
+                bases += [replace(one, tag=one.tag or base.tag) for one in base.files_of(file.shard)]
+        return replace(checkpoint, bases=tuple(bases))
 
     def _tell(self, save: _Save, told: WriteStep | CommitCheckpoint) -> None:
         save.told = told

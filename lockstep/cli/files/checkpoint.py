@@ -4,10 +4,14 @@ import argparse
 import dataclasses
 import os
 import sys
+import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from lockstep.checkpoint_changes import ChangesDirectory
 from lockstep.checkpoint_export import export
+from lockstep.checkpoint_fold import folded
 from lockstep.checkpoint_import import import_checkpoint
 from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.answers import Answer
@@ -15,12 +19,17 @@ from lockstep.cli.formatting import bytes_text, table
 from lockstep.cli.progress import shown
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage
-from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
+from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PsError
+from ps_protocol.process.ending import exit_at_sigterm
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.options import CALLED_CLUSTER, CHECKPOINT_DIR, RESTORE, Given
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.checkpoint import check_tag
+from ps_protocol.roles.shard import CheckpointFile
 from worker_client.session.changes import await_checkpoint
+
+# How often `checkpoint changes --follow` looks for new ones.
+_LOOK_EVERY_S = 0.5
 
 
 def add_checkpoint_save_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +55,13 @@ def add_checkpoint_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="file to write, its name ending in .npz or .safetensors")
     parser.add_argument("--tag", default="", metavar="TAG", help="which checkpoint (default: the newest)")
     parser.add_argument("--slots", action="store_true", help="also the optimizers' slots and the moving averages")
+    _add_place(parser)
+
+
+def add_checkpoint_changes_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `checkpoint changes`."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory for the files, which readers may remove")
+    parser.add_argument("--follow", action="store_true", help="go on with each new checkpoint, until Ctrl-C")
     _add_place(parser)
 
 
@@ -79,8 +95,8 @@ def run_checkpoint_ls(arguments: argparse.Namespace) -> Answer:
     """Returns a table of whole checkpoints, and what is wrong with the others."""
     storage = _storage_of(arguments)
     whole, others = list_checkpoints(storage, cluster=_cluster_of(arguments))
-    rows = [("checkpoint", "step", "epoch", "ps", "size", "saved at", "cluster"), *map(_row, whole)]
-    said = [table(rows, left=(0, 5, 6)) if whole else f"no complete checkpoint in {storage.place}"]
+    rows = [("checkpoint", "step", "epoch", "ps", "size", "rests on", "saved at", "cluster"), *map(_row, whole)]
+    said = [table(rows, left=(0, 5, 6, 7)) if whole else f"no complete checkpoint in {storage.place}"]
     return Answer(
         words="\n".join([*said, *(f"{one.tag}: {one.reason}" for one in others)]),
         fields={"place": storage.place, "whole": [_fields(one) for one in whole], "others": [dataclasses.asdict(one) for one in others]},
@@ -89,7 +105,7 @@ def run_checkpoint_ls(arguments: argparse.Namespace) -> Answer:
 
 def run_checkpoint_verify(arguments: argparse.Namespace) -> Answer:
     """Returns what is whole and what is damaged; exit code 1 if one is, or there is none."""
-    storage, found = _storage_of(arguments), list[dict[str, object]]()
+    storage, found, known = _storage_of(arguments), list[dict[str, object]](), dict[CheckpointFile, PsError | None]()
 
     def note(tag: str, words: str, *, is_whole: bool, is_damaged: bool) -> None:
         found.append({"tag": tag, "is_whole": is_whole, "is_damaged": is_damaged, "words": words})
@@ -97,13 +113,14 @@ def run_checkpoint_verify(arguments: argparse.Namespace) -> Answer:
     whole, others = _chosen(storage, arguments)
     for one in whole:
         try:
-            total = one.checkpoint.num_bytes
+            total = one.checkpoint.num_bytes_to_read
             with shown(f"verifying {one.checkpoint.tag}", is_bytes=True) as progress:
-                verify_checkpoint(storage, one.checkpoint, on_read=partial(progress.advance, total=total))
+                verify_checkpoint(storage, one.checkpoint, known=known, on_read=partial(progress.advance, total=total))
         except (DataLoss, CheckpointNotFound) as error:
             note(one.checkpoint.tag, error.message, is_whole=False, is_damaged=True)
         else:
-            words = f"whole, {bytes_text(one.checkpoint.num_bytes)}, step {one.checkpoint.step}"
+            rests = f", rests on {', '.join(one.checkpoint.base_tags)}" if one.checkpoint.bases else ""
+            words = f"whole, {bytes_text(one.checkpoint.num_bytes)}, step {one.checkpoint.step}{rests}"
             note(one.checkpoint.tag, words, is_whole=True, is_damaged=False)
     for skipped in others:
         note(skipped.tag, skipped.reason, is_whole=False, is_damaged=not skipped.is_incomplete)
@@ -133,11 +150,35 @@ def run_checkpoint_export(arguments: argparse.Namespace) -> Answer:
     if not os.access(arguments.file.parent, os.W_OK | os.X_OK):
         raise InvalidSpec(f"{arguments.file}: its directory is not there, or cannot be written to; choose another FILE")
     with shown(f"exporting {found.checkpoint.tag}", is_bytes=True) as progress:
-        on_read = partial(progress.advance, total=found.checkpoint.num_bytes)
+        on_read = partial(progress.advance, total=found.checkpoint.num_bytes_to_read)
         names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots, on_read=on_read)
     fields = {"file": str(arguments.file), "tag": found.checkpoint.tag, "step": found.checkpoint.step, "tensors": [*names]}
     words = f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}"
     return Answer(words=words, fields=fields)
+
+
+def run_checkpoint_changes(arguments: argparse.Namespace) -> Answer:
+    """Writes a file for each checkpoint since the last call, and returns their names; with `--follow` says each and goes on."""
+    directory, written = arguments.directory, list[dict[str, object]]()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSpec(f"{directory}: {error.strerror}; choose another DIR") from None
+    changes = ChangesDirectory(_storage_of(arguments), directory, cluster=_cluster_of(arguments))
+    if arguments.follow:
+        exit_at_sigterm()
+    while True:
+        for one in changes.write_new(on_skipped=lambda words: print(f"skipped {words}", file=sys.stderr)):
+            written.append({"file": str(one.path), "tag": one.checkpoint.tag, "step": one.checkpoint.step, "since": one.since})
+            if arguments.follow:
+                print(_words_of_changes(written.pop()), flush=True)
+        if not arguments.follow:
+            return Answer(words="\n".join(map(_words_of_changes, written)) or "nothing is new", fields={"files": written})
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _words_of_changes(one: dict[str, object]) -> str:
+    return f"{one['file']}: step {one['step']}, {'what changed since ' + str(one['since']) if one['since'] else 'all rows'}"
 
 
 def run_checkpoint_import(arguments: argparse.Namespace) -> Answer:
@@ -149,10 +190,11 @@ def run_checkpoint_import(arguments: argparse.Namespace) -> Answer:
     if arguments.into:
         wanted = None if arguments.into == RESTORE.default else check_tag(arguments.into)
         into = find_checkpoint(storage, cluster=cluster, tag=wanted).checkpoint
-    with shown(f"importing {path}", is_bytes=True) as progress:
+    with shown(f"importing {path}", is_bytes=True) as progress, ExitStack() as stack:
+        source, into = stack.enter_context(folded(storage, into, directory=None)) if into is not None else (storage, None)
         on_written = partial(progress.advance, total=path.stat().st_size)
         tag = check_tag(arguments.tag) if arguments.tag else ""
-        found = import_checkpoint(path, storage, into=into, tag=tag, cluster=cluster, on_written=on_written)
+        found = import_checkpoint(path, storage, source=source, into=into, tag=tag, cluster=cluster, on_written=on_written)
     tag, step = found.checkpoint.tag, found.checkpoint.step
     newest = find_checkpoint(storage, cluster=found.checkpoint.cluster).checkpoint.tag
     if found.unused:
@@ -175,11 +217,12 @@ def _storage_of(arguments: argparse.Namespace) -> CheckpointStorage:
 def _row(one: Found) -> tuple[str, ...]:
     checkpoint = one.checkpoint
     numbers = (checkpoint.step, checkpoint.fence.epoch, checkpoint.num_shards)
-    return (checkpoint.tag, *map(str, numbers), bytes_text(checkpoint.num_bytes), one.saved_at, checkpoint.cluster)
+    rests_on = checkpoint.base_tags[-1] if checkpoint.bases else "-"
+    return (checkpoint.tag, *map(str, numbers), bytes_text(checkpoint.num_bytes), rests_on, one.saved_at, checkpoint.cluster)
 
 
 def _fields(one: Found) -> dict[str, object]:
     checkpoint = one.checkpoint
-    names = ("tag", "cluster", "step", "num_shards", "num_bytes")
+    names = ("tag", "cluster", "step", "num_shards", "num_bytes", "base_tags")
     fields: dict[str, object] = {name: getattr(checkpoint, name) for name in names}
     return {**fields, "epoch": checkpoint.fence.epoch, "saved_at": one.saved_at, "manifest_sha256": one.manifest_sha256}

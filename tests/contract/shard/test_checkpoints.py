@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ps_protocol.checkpoint.storage import LocalStorage
+from ps_protocol.checkpoint.tensor_file import open_file
 from ps_protocol.errors import (
     CheckpointMismatch,
     CheckpointNotFound,
@@ -25,6 +27,7 @@ from ps_protocol.model.keys import NUM_BUCKETS, buckets_for
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, RowKeys, VariableSpec
+from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
     Adoption,
@@ -157,6 +160,89 @@ def test_the_rows_of_a_restored_table_make_room_as_they_would_have(open_training
     endless.create()
     endless.train(13)
     assert endless.state()["recent"] != saved.state()["recent"], "some rows have begun anew"
+
+
+def save_chain(training: ShardedTraining) -> list[Checkpoint]:
+    """Trains and saves a full checkpoint and three deltas on it, the last of which has changed nothing."""
+    training.train(2)
+    chain = [training.save("full", has_deltas=True)]
+    for number, num_steps in enumerate((1, 2, 0)):
+        training.train(num_steps)
+        chain.append(training.save(f"delta-{number}", base=chain[-1]))
+    return chain
+
+
+@pytest.mark.parametrize(("optimizer", "num_shards"), [("sgd", 1), ("adagrad", 2), ("momentum", 3), ("custom", 5)])
+def test_deltas_restore_on_any_number_of_shards_what_a_full_checkpoint_would(open_training: Open, optimizer: str, num_shards: int) -> None:
+    model = model_of(optimizer, averages=AverageSpec(decay=0.9, use_num_updates=True, zero_debias=True))
+    saved = open_training(2, model=model)
+    saved.create()
+    chain = save_chain(saved)
+    assert chain[-1].base_tags == ("delta-0", "delta-1", "full")
+    restored = open_training(num_shards, model=model)
+    restored.restore(chain[-1].tag, step=5, epoch=9)
+    assert restored.state() == saved.state()
+    for training in (saved, restored):
+        training.train(6)
+    assert restored.state() == saved.state()
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_rows_whose_keys_changed_in_a_delta_are_those_of_the_new_keys(open_training: Open, num_shards: int) -> None:
+    saved, restored = open_training(2, model=evicting_model()), open_training(num_shards, model=evicting_model())
+    saved.create()
+    chain = save_chain(saved)
+    assert chain[-1].bases
+    restored.restore(chain[-1].tag, step=5, epoch=9)
+    assert restored.state() == saved.state()
+    for training in (saved, restored):
+        training.train(6)
+    assert restored.state() == saved.state(), "the same rows make room next, too"
+
+
+def test_a_delta_has_the_rows_that_changed_and_no_others(open_training: Open, tmp_path: Path) -> None:
+    training = open_training(1)
+    training.create()
+    chain = save_chain(training)
+    names = []
+    for checkpoint in chain:
+        with open_file(LocalStorage(training.checkpoint_dir), checkpoint.tag, checkpoint.files[0]) as reader:
+            names.append({entry.name: entry.shape[0] for entry in reader.tensors if entry.name.startswith("clicks")})
+    full, first, second, none = names
+    assert set(full) | {"clicks@row numbers"} == set(first) == set(second) == set(none)
+    assert not any(none.values())
+    assert 0 < first["clicks"] == first["clicks@row keys"] == first["clicks@row numbers"] < second["clicks"] < 40
+
+
+def test_a_damaged_delta_is_named_and_those_before_it_are_restored(open_training: Open, tmp_path: Path) -> None:
+    training = open_training(2)
+    training.create()
+    chain = save_chain(training)
+    before = open_training(2)
+    path = tmp_path / "checkpoints" / chain[2].tag / chain[2].files[1].name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataLoss, match=f"^{chain[2].tag}/{chain[2].files[1].name}: sha256 mismatch"):
+        before.restore(chain[3].tag, step=5, epoch=9)
+    before.restore(chain[1].tag, step=3, epoch=10)
+    again = open_training(2)
+    again.create()
+    again.train(3)
+    assert before.state() == again.state()
+
+
+def test_a_shard_that_does_not_know_what_changed_writes_all_of_it(open_training: Open) -> None:
+    training = open_training(2)
+    training.create()
+    full, first, *_ = save_chain(training)
+    assert [file.is_delta for file in (*full.files, *first.files)] == [False, False, True, True]
+    other = open_training(2)
+    other.restore(first.tag, step=3, epoch=9)
+    whole = other.save("other", base=first)
+    assert whole.bases == ()
+    other.train(1)
+    assert other.save("more", base=whole).base_tags == ("other",)
 
 
 @pytest.mark.parametrize("transport", WITHOUT_SOCKETS)

@@ -1,5 +1,8 @@
 """Checkpoints that are requested from outside: a running cluster saves one, and its values are those that the workers read."""
 
+import signal
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,9 +15,12 @@ import worker_client
 from lockstep.__main__ import main
 from ps_protocol.checkpoint.catalog import find_checkpoint, verify_checkpoint
 from ps_protocol.checkpoint.storage import LocalStorage
+from ps_protocol.checkpoint.tensor_file import decode_header, decode_length
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from tests.support.cluster.processes import Plan, ProcessCluster
 from tests.support.processes.commands import run_up
+from tests.support.waiting import wait_until
+from worker_client import EmbeddingTable, IndexedSlices
 
 
 @pytest.fixture
@@ -84,3 +90,49 @@ def test_a_training_continues_with_the_same_bits_after_export_and_import(tmp_pat
     assert [one.step for one in checkpoints] == [9, 9]
     assert [one.sha256 for one in checkpoints[0].files] == [one.sha256 for one in checkpoints[1].files]
     assert checkpoints[0].record.attached == checkpoints[1].record.attached != NO_STEP_ATTACHMENTS
+
+
+def test_each_steps_changed_rows_are_handed_on_once_by_a_follower_that_is_killed_and_comes_back(socket_dir: Path, tmp_path: Path) -> None:
+    plan = Plan(num_ps=2, num_workers=1, durability="step", chief_flags=("--full-every", "100"))
+    out = tmp_path / "out"
+    with ExitStack() as stack:
+        cluster = ProcessCluster(plan, stack, directory=socket_dir).start()
+        words = ["-m", "lockstep", "checkpoint", "changes", str(out), "--follow", "--checkpoint-dir", str(cluster.checkpoints)]
+
+        def follow() -> "subprocess.Popen[bytes]":
+            process = subprocess.Popen([sys.executable, *words])
+            stack.callback(process.kill)
+            return process
+
+        def await_step(step: int) -> None:
+            wait_until(lambda: (out / f"step-{step:09}.safetensors").exists(), what=f"step {step} is handed on", timeout_s=60)
+
+        session = cluster.session()
+        session.create_or_join({"users": EmbeddingTable(3, keys="int64")}, optimizer=worker_client.sgd(1.0))
+        follower = follow()
+        await_step(0)
+        for step in range(1, 9):
+            session.step({"users": IndexedSlices(np.array([step, 100]), np.ones((2, 3), np.float32))})
+            if step == 4:
+                await_step(3)
+                follower.kill()
+                follower.wait()
+        follower = follow()
+        await_step(8)
+        follower.send_signal(signal.SIGTERM)
+        assert follower.wait(timeout=30) == 128 + signal.SIGTERM
+    assert sorted(path.name for path in out.iterdir()) == ["LAST.json", *(f"step-{step:09}.safetensors" for step in range(9))]
+    rows: dict[int, float] = {}
+    for step in range(1, 9):
+        content = (out / f"step-{step:09}.safetensors").read_bytes()
+        header = decode_header(
+            content[8 : 8 + decode_length(content[:8], file_bytes=len(content), where="f")], file_bytes=len(content), where="f"
+        )
+        assert header.metadata.get("since", "") == (f"step-{step - 1:09}" if step > 1 else ""), "in the first step, all rows are new"
+        found = {
+            one.name: np.frombuffer(content[header.num_bytes + one.start : header.num_bytes + one.stop], one.dtype)
+            for one in header.tensors
+        }
+        assert sorted(found["users@row keys"].tolist()) == [step, 100]
+        rows |= zip(found["users@row keys"].tolist(), found["users"].reshape(-1, 3)[:, 0].tolist(), strict=True)
+    assert rows == {100: -8.0, **dict.fromkeys(range(1, 9), -1.0)}

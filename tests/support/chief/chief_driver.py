@@ -129,7 +129,8 @@ class Driver:
         self.is_manual = not adopt
         self.storage: dict[str, Checkpoint] = {} if storage is None else storage
         self.damaged: set[str] = set()
-        self.full = False
+        self.full = self.has_deltas = False
+        self.since: list[int | None] = []
         self.unreadable = ""  # why storage cannot be read
         self.model: ModelSpec = MODEL
         self.shards = [FakeShard() for _ in range(num_shards)]
@@ -312,15 +313,15 @@ class Driver:
                 self._restore(order)
             case ev.CopyStep() if any(shard.epoch != order.fence.epoch for shard in self.shards):
                 self.fail(order, InternalError("a process that has begun meanwhile refuses"))
-            case ev.CopyStep(step=step):
+            case ev.CopyStep(step=step, since=since):
                 assert all(shard.step == step for shard in self.shards), "a step is saved that not all shards have"
+                self.since.append(since)
                 self.done(order)
             case ev.WriteStep() if self.full:
                 self.fail(order, StorageFull("no space left on device"))
-            case ev.WriteStep():
-                self.done(
-                    order, tuple(CheckpointFile(name=f"ps-{i}", shard=i, num_bytes=8, sha256="0" * 64) for i in range(len(self.shards)))
-                )
+            case ev.WriteStep(since=since):
+                file = CheckpointFile(name="", shard=0, num_bytes=8, sha256="0" * 64, is_delta=self.has_deltas and since not in (None, -1))
+                self.done(order, tuple(replace(file, name=f"ps-{i}", shard=i) for i in range(len(self.shards))))
             case ev.CommitCheckpoint(checkpoint=checkpoint, keep=keep):
                 self.storage[checkpoint.tag] = checkpoint
                 for old in sorted(self.storage.values(), key=lambda c: c.age_order)[:-keep]:

@@ -99,9 +99,11 @@ class ShardedTraining:
                 shard.call(request)
             self.step += 1
 
-    def save(self, tag: str) -> Checkpoint:
-        """Saves the present step and makes the checkpoint whole."""
-        requests = [SaveRequest(fence=fence(self.epoch, CHIEF), step=self.step, tag=tag, num_shards=len(self.shards)) for _ in self.shards]
+    def save(self, tag: str, *, base: Checkpoint | None = None, has_deltas: bool = False) -> Checkpoint:
+        """Saves the present step and makes the checkpoint whole: as a delta on `base`, or so that one `has_deltas` on it."""
+        since = base.step if base is not None else -1 if has_deltas else None
+        ask = SaveRequest(fence=fence(self.epoch, CHIEF), step=self.step, tag=tag, num_shards=len(self.shards), since=since)
+        requests = [ask for _ in self.shards]
         for shard, request in zip(self.shards, requests, strict=True):
             assert shard.call(request).state in (SaveState.WRITING, SaveState.DONE)
         files = []
@@ -118,6 +120,9 @@ class ShardedTraining:
             record=ChiefRecord(model=self.model, policy=PolicySpec(), optimizers=self.optimizers),
             placement=self.placement,
             files=tuple(files),
+            bases=tuple(
+                replace(one, tag=one.tag or base.tag) for file in files if base and file.is_delta for one in base.files_of(file.shard)
+            ),
         )
         open_storage(self.checkpoint_dir).commit(tag, ManifestEncoder().encode(checkpoint, saved_at="now"), files=checkpoint.files)
         return checkpoint

@@ -48,6 +48,34 @@ def test_a_checkpoint_is_made_every_so_many_steps_or_seconds_and_the_newest_are_
     assert list(driver.storage) == ["step-000000006", "step-000000007"], "nothing new to save"
 
 
+def test_deltas_rest_on_the_checkpoint_before_until_the_next_full_one() -> None:
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.STEP, full_every=3, keep=9))
+    driver.has_deltas = True
+    (worker,) = driver.train(0)
+    for _ in range(5):
+        step(driver, worker)
+    assert driver.since == [-1, 0, 1, -1, 3, 4]
+    names = {tag: tuple(f"{file.tag}/{file.name}" for file in one.files_of(1)) for tag, one in driver.storage.items()}
+    assert names["step-000000005"] == ("step-000000003/ps-1", "step-000000004/ps-1", "/ps-1")
+    assert names["step-000000003"] == ("/ps-1",)
+
+
+def test_after_a_rollback_the_first_checkpoint_is_full() -> None:
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.STEP, full_every=9, keep=9))
+    driver.has_deltas = True
+    (worker,) = driver.train(0)
+    step(driver, worker)
+    driver.restart(0)
+    assert driver.since == [-1, 0, -1]
+
+
+def test_checkpoints_that_are_all_full_ask_nobody_to_note_changes() -> None:
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=BY_STEP)
+    (worker,) = driver.train(0)
+    step(driver, worker)
+    assert driver.since == [None, None]
+
+
 def test_steps_wait_while_a_checkpoint_is_copied_and_continue_while_it_is_written() -> None:
     driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)

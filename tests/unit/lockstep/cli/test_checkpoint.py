@@ -44,7 +44,7 @@ def test_the_list_has_whole_checkpoints_and_the_faults_of_others(place: LocalSto
     (Path(place.place) / "step-000000002" / "MANIFEST.json").write_text("{}")
     assert run("ls", place=place) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["checkpoint", "step", "epoch", "ps", "size", "saved", "at", "cluster"]
+    assert lines[0].split() == ["checkpoint", "step", "epoch", "ps", "size", "rests", "on", "saved", "at", "cluster"]
     assert lines[1].split()[:4] == ["step-000000001", "1", "1", "2"]
     assert any("step-000000002: step-000000002/MANIFEST.json: not a valid manifest" in line for line in lines)
     assert any("step-000000003: incomplete" in line for line in lines)

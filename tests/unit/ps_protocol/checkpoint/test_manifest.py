@@ -85,6 +85,9 @@ def change_variable(name: str, value: Any) -> Callable[[Fields], None]:
     return lambda fields: fields["record"]["model"]["variables"][0].update({name: value})
 
 
+FULL = {"name": "ps-00000-of-00002.safetensors", "tag": "step-000000001", "sha256": "0" * 64}
+
+
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
@@ -116,6 +119,12 @@ def change_variable(name: str, value: Any) -> Callable[[Fields], None]:
         (change_file("name", "ps-0.safetensors"), "two shards have one file"),
         (change_file("sha256", "0"), "sha256"),
         (change_file("num_bytes", "many"), ""),
+        (change_file("tag", "step-000000001"), "do not end with its own"),
+        (change_file("is_delta", True), "do not begin with a full one"),
+        (change("bases", [FULL | {"tag": "../../x"}]), "checkpoint tag"),
+        (change("bases", [FULL | {"name": "../x"}]), "checkpoint file"),
+        (change("bases", [FULL | {"shard": 7}]), "rests on a file of shard 7, of 2"),
+        (change("bases", [FULL]), "do not end with its own"),
         (change_variable("shape", ["3", "7"]), "another one than the model's"),
         (change_variable("shape", ["-3"]), "shape[0] = -3"),
         (change_variable("data_type", "DATA_TYPE_COMPLEX"), ""),

@@ -174,6 +174,50 @@ def test_arrivals_change_rows_in_place_and_keep_no_journal() -> None:
     np.testing.assert_array_equal(table.take(np.array([1, 3, 4]), step=None)[:, 0], [0.0, 2.5, 4.0])
 
 
+def _changed(table: Table, since: int) -> list[int] | None:
+    rows = table.changed_since(since)
+    return None if rows is None else rows.tolist()
+
+
+def test_rows_that_changed_since_any_step_are_known_from_the_first_question_on() -> None:
+    table = _table(step=5)
+    _step(table, _gradient([1]), step=5)
+    assert _changed(table, 6) is None, "nobody had asked before"
+    _step(table, _gradient([2, 7]), step=6)
+    _step(table, _gradient([7, 8]), step=7)
+    table.skip()
+    assert [_changed(table, since) for since in (5, 6, 7, 8, 9)] == [None, [2, 7, 8], [7, 8], [], []]
+    _step(table, _gradient([*range(NUM_ROWS)]), step=9)
+    assert _changed(table, 8) is None, "all rows are no delta"
+
+
+def test_after_slots_begin_anew_all_rows_have_changed() -> None:
+    table = _table("adagrad")
+    assert _changed(table, 0) is None
+    _step(table, _gradient([1]), step=0)
+    table.renew_slots()
+    _step(table, _gradient([2]), step=1)
+    assert [_changed(table, since) for since in (0, 1, 2)] == [None, None, []]
+    _step(table, _gradient([3]), step=2)
+    assert _changed(table, 2) == [3]
+
+
+def test_an_optimizer_that_moves_every_row_leaves_no_marks() -> None:
+    table = _table("adam")
+    assert not table._is_lazy
+    for step in range(2):
+        assert _changed(table, step) is None
+        _step(table, _gradient([1]), step=step)
+
+
+def test_marks_for_which_there_is_no_memory_are_not_kept() -> None:
+    table = _table()
+    table._budget.limit_bytes = table._budget.allocated_bytes + 4 * NUM_ROWS - 1
+    assert [_changed(table, 0), _changed(table, 0)] == [None, None]
+    table._budget.limit_bytes += 1
+    assert [_changed(table, 0), _changed(table, 0)] == [None, []]
+
+
 def test_memory_is_that_of_rows_and_slots_and_of_rows_touched() -> None:
     budget = MemoryBudget(None, owner="ps 0")
     spec = VariableSpec(name="emb", data_type=DataType.FLOAT32, shape=(1000, 16), is_sparse=True)

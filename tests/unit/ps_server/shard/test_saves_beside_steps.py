@@ -81,7 +81,7 @@ def test_system_may_take_the_pages_of_a_copy_that_is_written() -> None:
     like = StateMemory(values=np.ones(_COPY_BYTES, np.uint8), slots={}, average=None, tables=[])
     memories = CopyMemories(MemoryBudget(None, owner="ps 0"))
     memory = memories.lend(like, purpose="a copy")
-    copy_memory(like, memory.state, stripes=ONE_THREAD)
+    copy_memory(like, like, memory.state, stripes=ONE_THREAD)
     before = _lazily_free_bytes()
     memories.take_back(memory)
     assert _lazily_free_bytes() > before + _COPY_BYTES // 2  # the system is late with a few
