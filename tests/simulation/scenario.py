@@ -225,12 +225,10 @@ def _slow_beginnings(chance: random.Random, *, num_workers: int) -> tuple[Fault,
     return (Fault(at=chance.uniform(0.04, 0.09), kind="stop", target=target, seconds=4.0),)
 
 
-# What a running training can be told to go on with: a fault has the number of one.
+# What a running training can be told to go on with: a fault has the number of one, so new ones stand at the end.
 POLICIES = (
     DEFAULT_POLICY,
     PolicySpec(replicas_to_aggregate=1),
-    PolicySpec(merge=MERGES[-1]),
-    PolicySpec(name=PolicyName.OUTER, merge=MERGES[1]),
     PolicySpec(tokens=TokenMode.FIFO),
     PolicySpec(name=PolicyName.ASYNC),
     PolicySpec(name=PolicyName.ASYNC, max_staleness=1),
@@ -238,6 +236,8 @@ POLICIES = (
     PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=0, too_stale=TooStale.SCALE),
     PolicySpec(name=PolicyName.OUTER, grace_s=0.1),
     PolicySpec(name=PolicyName.OUTER, replicas_to_aggregate=1, max_staleness=1),
+    PolicySpec(merge=MERGES[-1]),
+    PolicySpec(name=PolicyName.OUTER, merge=MERGES[1]),
 )
 RATES = (0.5, 0.25, 0.125)
 
