@@ -59,8 +59,9 @@ class MergeSpec:
 
     def num_trimmed(self, num_values: int) -> int:
         """Returns how many of so many values are left out at each end."""
-        # A share such as 0.29 of 100 is a little below 29 in binary.
-        return int(self.number * num_values + 1e-9) if self.name is MergeName.TRIMMED_MEAN else 0
+        # A share such as 0.29 of 100 is a little below 29 in binary, and one just below a half must leave one.
+        most = max(0, num_values - 1) // 2
+        return min(int(self.number * num_values + 1e-9), most) if self.name is MergeName.TRIMMED_MEAN else 0
 
 
 _NUMBERS: Mapping[MergeName, tuple[str, Callable[[float], bool]]] = {

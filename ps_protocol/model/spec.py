@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -106,13 +106,13 @@ def shares(
     wanted: dict[str, float] = {}
     if merge.name is MergeName.BOUNDED_MEAN:
         given = sorted({one for of in squares.values() for one in of})
-        totals = {one: math.sqrt(math.fsum(of[one] for of in squares.values() if one in of)) for one in given}
+        totals = {one: math.sqrt(_total(of[one] for of in squares.values() if one in of)) for one in given}
         bounded = {one: _within(norm, merge, [other for it, other in totals.items() if it != one]) for one, norm in totals.items()}
         factors = dict.fromkeys(squares, bounded)
     else:
         for name, of in squares.items():
             norms = {one: math.sqrt(square) for one, square in of.items()}
-            wanted[name] = math.fsum(weights[one] * norm for one, norm in norms.items()) / math.fsum(weights[one] for one in norms)
+            wanted[name] = _total(weights[one] * norm for one, norm in norms.items()) / _total(weights[one] for one in norms)
             # Of this norm, so that no unit vector is too small or large for its type.
             factors[name] = {one: _ratio(wanted[name], norm) for one, norm in norms.items()}
     names = [[piece.variable.name for piece in (*layout.slices, *layout.tables)] for layout in layouts]
@@ -147,13 +147,20 @@ def scales(
     radial = {name: _ratio(norms[name], math.sqrt(square)) if name in norms else 1.0 for name, square in by_variable.items()}
     by_variable = {name: square * radial[name] ** 2 for name, square in by_variable.items()}
     factors = {name: _factor(math.sqrt(square), clip.norm) for name, square in by_variable.items()}
-    total = math.sqrt(math.fsum(square * factors[name] ** 2 for name, square in by_variable.items()))
+    total = math.sqrt(_total(square * factors[name] ** 2 for name, square in by_variable.items()))
     common = _factor(total, clip.global_norm)
     of_variable = {name: radial[name] * factor * common for name, factor in factors.items()}
     return tuple(
         tuple(1.0 if _is_update(piece) else of_variable[piece.variable.name] for piece in (*layout.slices, *layout.tables))
         for layout in layouts
     )
+
+
+def _total(terms: Iterable[float]) -> float:
+    try:
+        return math.fsum(terms)
+    except OverflowError:  # of finite terms, whose sum is not
+        return math.inf
 
 
 def _factor(norm: float, limit: float) -> float:

@@ -59,6 +59,19 @@ def test_a_radial_mean_has_the_weighted_mean_of_norms_over_shards_and_a_zero_has
     assert scales(NO_CLIP, layouts=LAYOUTS[1:], sums=[[0.0, math.nan]], norms=norms)[0][0] == 0.0
 
 
+def test_squares_whose_sum_is_beyond_a_float_are_a_norm_that_is_not_finite() -> None:
+    # Elements of 1e154, as float64 has them: a worker's data, of which the chief must not die.
+    factors, _ = shares(merge_of("bounded_mean:2"), layouts=LAYOUTS[1:], sums=[[1.2e308, 1.2e308, 4.0, 0.0]], weights=(1.0, 1.0))
+    assert factors == ((0.0, 0.0, 1.0, 1.0),)
+    means = scales(ClipSpec(global_norm=1.0), layouts=LAYOUTS[1:], sums=[[1.2e308, 1.2e308]])
+    assert all(math.isnan(one) for one in means[0])
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_trimmed_mean_leaves_one_at_least_of_those_that_there_are(number: int) -> None:
+    assert merge_of("trimmed_mean:0.49999999999").num_trimmed(number) == max(0, number - 1) // 2
+
+
 def test_a_limit_on_elements_does_not_go_with_merging_by_norms() -> None:
     model = ModelSpec(variables=(W,), optimizer=SGD, placement=PlacementPolicy(), clip=ClipSpec(value=1.0))
     check_model(PolicySpec(merge=merge_of("trimmed_mean:0.25")), model)
