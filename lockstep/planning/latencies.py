@@ -12,6 +12,9 @@ from ps_protocol.model.light_dataclass import light_dataclass
 
 Times = NDArray[np.float64]
 
+# In the time of a computation: each of them is drawn.
+_MAX_FAILURES = 1000
+
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
@@ -84,6 +87,10 @@ def with_failures(usual: Latency, *, between_s: float, restart_s: float) -> Late
     for name, value, most_s in (("time between failures", between_s, sys.float_info.max), ("time of a restart", restart_s, 5 * between_s)):
         if not 0 < value <= most_s:
             raise InvalidSpec(f"{name}: got {value:g}, want more than 0 seconds; a restart takes at most 5 times the time between failures")
+    if between_s < (least_s := usual.mean_s(0) / _MAX_FAILURES):
+        raise InvalidSpec(
+            f"time between failures: got {between_s:g} s, want at least {least_s:g} s, {_MAX_FAILURES} of them in a computation"
+        )
     share = math.exp(-restart_s / between_s)
 
     def draw(random: np.random.Generator, count: int, worker: int) -> Times:

@@ -26,7 +26,7 @@ MAX_INDEX = (1 << 31) - 1
 MAX_SHARDS = 10_000
 # Of contributions: so that what is divided by their sum stays a number.
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-12, 1e12
-_MAX_INNER_S = 1e9
+_MAX_INNER, _MAX_INNER_S = 10**9, 1e9
 # In seconds: what a chief grants, and what a process can wait.
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 1e9
 
@@ -153,8 +153,8 @@ class InnerSteps:
     duration_s: float
 
     def __post_init__(self) -> None:
-        if self.num < 1 or not 0 < self.duration_s < _MAX_INNER_S:
-            raise InvalidSpec(f"inner steps: got {self.num} in {self.duration_s:g} s, want 1 or more in more than 0 s")
+        if not 1 <= self.num <= _MAX_INNER or not 0 < self.duration_s < _MAX_INNER_S:
+            raise InvalidSpec(f"inner steps: got {self.num} in {self.duration_s:g} s, want 1 to {_MAX_INNER} in more than 0 s")
 
     @property
     def pace_s(self) -> float:

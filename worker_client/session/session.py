@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import logging
+import operator
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -417,7 +418,7 @@ class Session(CommonCalls):
         if type(most) is not int or most < 1:
             raise InvalidSpec(f"inner_steps(): got {shown(most)}, want how many at most, 1 or more")
         if made is not None:
-            state.inner = InnerSteps(num=made[0], duration_s=made[1])
+            state.inner = _inner_steps(made)
         return max(1, int(most * state.speed))
 
     def skip(self, *, timeout_s: float | None = None) -> Push:
@@ -530,6 +531,15 @@ class Session(CommonCalls):
         if not self._worker.has_model:
             raise NotInitialized("this session has no model yet; call create_or_join() first")
         return self._worker
+
+
+def _inner_steps(made: Any) -> InnerSteps:
+    try:
+        num, seconds = made
+        num, duration_s = operator.index(num), float(seconds)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidSpec(f"inner_steps(): made {shown(made)}, want how many and in how many seconds, for example (50, 12.5)") from None
+    return InnerSteps(num=num, duration_s=duration_s)
 
 
 # Programs without a `with` block.

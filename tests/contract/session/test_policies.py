@@ -59,6 +59,12 @@ def test_workers_learn_how_many_inner_steps_to_make_so_that_all_come_together(st
     assert [session.inner_steps(2) for session in sessions] == [2, 1], "at least one"
     with pytest.raises(InvalidSpec, match="inner steps: got 0 in 1 s"):
         sessions[0].inner_steps(100, made=(0, 1.0))
+    wrong: tuple[Any, ...] = (100, (100,), (100, 1.0, 2.0), (1.5, 1.0), ("many", 1.0), (100, "long"), (100, None))
+    for made in wrong:
+        with pytest.raises(InvalidSpec, match=r"inner_steps\(\): made .*, want how many and in how many seconds, for example"):
+            sessions[0].inner_steps(100, made=made)
+    with pytest.raises(InvalidSpec, match=f"inner steps: got {2**70} in 1 s, want 1 to 1000000000"):
+        sessions[0].inner_steps(100, made=(2**70, 1.0))
     with pytest.raises(InvalidSpec, match=r"inner_steps\(\): got 0, want how many at most"):
         sessions[0].inner_steps(0)
 

@@ -199,6 +199,8 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         with_stragglers(constant(1.0), probability=0.5, factor=math.nan)
     with pytest.raises(InvalidSpec, match="time between failures: got 0"):
         with_failures(constant(1.0), between_s=0.0, restart_s=2.0)
+    with pytest.raises(InvalidSpec, match=r"time between failures: got 1e-300 s, want at least 0\.001 s, 1000 of them in a computation"):
+        with_failures(constant(1.0), between_s=1e-300, restart_s=1e-300)
     with pytest.raises(InvalidSpec, match="time of a restart: got 60, want more than 0 seconds; a restart takes at most 5 times"):
         with_failures(constant(1.0), between_s=10.0, restart_s=60.0)
     with pytest.raises(InvalidSpec, match="apply: got -1"):
