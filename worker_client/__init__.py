@@ -78,6 +78,7 @@ _LAZY = {
     "ConditionalAccumulator": "worker_client.accumulators",
     "SparseConditionalAccumulator": "worker_client.accumulators",
     "DiLoCo": "worker_client.outer",
+    "outer_optimizer": "worker_client.outer",
     "follow": "worker_client.following.follow",
     "Follower": "worker_client.following.follower",
     "Part": "worker_client.following.follower",
@@ -96,7 +97,7 @@ if TYPE_CHECKING:
     from worker_client.following.follow import follow
     from worker_client.following.follower import Follower, Part
     from worker_client.following.publisher import Publisher, publish
-    from worker_client.outer import DiLoCo
+    from worker_client.outer import DiLoCo, outer_optimizer
 
 __all__ = [
     "AverageSpec",
@@ -158,6 +159,7 @@ __all__ = [
     "normal_initializer",
     "observe",
     "observe_local",
+    "outer_optimizer",
     "outer_policy",
     "piecewise_constant",
     "polynomial_decay",

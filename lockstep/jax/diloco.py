@@ -1,5 +1,6 @@
 """DiLoCo for pytrees of JAX. Knows how leaves become the arrays that `worker_client.outer` has outer steps of."""
 
+import logging
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,13 +13,15 @@ from lockstep.jax.trees import refuse_trace
 from ps_protocol.model.variables import Array
 from worker_client.session.session import Session
 
+log = logging.getLogger("lockstep.jax")
+
 
 class DiLoCo:
     """Counts inner steps by an optimizer of the worker's own, and has all workers step together after each `sync_every` of them.
 
-    For a session that has its model by `create_or_join(session, params, outer)`, where `outer` is such as
-    `lockstep.momentum(0.7, 0.9, use_nesterov=True)` or `lockstep.sgd(1.0)`. `options`: those of `lockstep.DiLoCo`, which `self.outer` is;
-    it has `global_step`, `is_finished` and `report()`. `params`: the parameters to begin with. Call it outside of jit.
+    For a session that has its model by `create_or_join(session, params, outer)`, where `outer` is `lockstep.outer_optimizer(sync_every)`
+    or another, such as `lockstep.sgd(1.0)`. `options`: those of `lockstep.DiLoCo`, which `self.outer` is; it has `global_step`,
+    `is_finished` and `report()`. `params`: the parameters to begin with. Call it outside of jit.
     """
 
     def __init__(self, session: Session, *, sync_every: int, **options: Any) -> None:
@@ -31,6 +34,8 @@ class DiLoCo:
         leaves, structure = jax.tree_util.tree_flatten(state)
         kept = [*self.outer.inner_state.values()]
         if [_bytes_of(leaf) for leaf in leaves] != [leaf.nbytes for leaf in kept]:
+            if kept:
+                log.warning("the inner optimizer begins anew: its state that was kept has other arrays than this optimizer's")
             return state
         given = [jax.numpy.asarray(one.view(np.asarray(leaf).dtype)) for one, leaf in zip(kept, leaves, strict=True)]
         return jax.tree_util.tree_unflatten(structure, given)

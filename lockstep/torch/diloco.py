@@ -29,8 +29,8 @@ class DiLoCo:
     `sync_every`, `fragments`, `delay`, `alpha` and `inner_state_dir`, and has `session`, `global_step`, `is_finished` and `report()`.
 
     `session`, `model`, `buffers` and `options`: those of `lockstep.torch.Optimizer`. `inner`: an optimizer of torch over parameters of the
-    model; its state stays in the worker. `outer`: None is Nesterov momentum of 0.9 at a rate of 0.7, which suits some hundred inner steps;
-    fewer want a lower rate. `wire`: how the exchange travels, for a session that is opened here; see `lockstep.connect`.
+    model; its state stays in the worker. `outer`: None is `lockstep.outer_optimizer(sync_every)`: Nesterov momentum of 0.9 at a rate of
+    0.7, and a lower one below 50 inner steps. `wire`: how the exchange travels, for a session that is opened here; see `lockstep.connect`.
 
     An inner step that completes an outer one blocks, without a `delay`, until the cluster has made it, and raises what `Session.step`
     raises; the parameters then stay, and `sync()` or the next inner step tries again. What is not contributed is lost where the cluster
@@ -63,7 +63,7 @@ class DiLoCo:
             if isinstance(session, Session):
                 raise TypeError("wire: the session is open already; give it to lockstep.connect()")
             session = {**(session or {}), "wire": wire}
-        spec = outer or lockstep.momentum(0.7, 0.9, use_nesterov=True)
+        spec = outer or lockstep.outer_optimizer(sync_every)
         self._inner, self._model = inner, Model(model, spec, master=None)
         if buffers not in ("mean", "local"):
             raise ValueError(f"buffers = {buffers!r}, want 'mean' or 'local'")

@@ -133,6 +133,13 @@ def test_the_mean_is_weighted_by_inner_steps(start: Start) -> None:
             np.testing.assert_allclose(value, FIRST[name] + (4 + 3 * 8) / 4, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("sync_every", "rate"), [(1, 0.1), (10, 0.313), (25, 0.495), (50, 0.7), (500, 0.7)])
+def test_few_inner_steps_get_a_lower_outer_rate(sync_every: int, rate: float) -> None:
+    assert worker_client.outer_optimizer(sync_every) == worker_client.momentum(rate, 0.9, use_nesterov=True)
+    with pytest.raises(InvalidSpec, match="sync_every: got 0"):
+        worker_client.outer_optimizer(0)
+
+
 def test_sync_every_is_read_for_each_contribution(start: Start) -> None:
     with start(Shape()).session() as session:
         session.create_or_join(FIRST, optimizer=OUTER)

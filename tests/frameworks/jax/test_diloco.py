@@ -78,3 +78,13 @@ def test_misuse_is_said() -> None:
             loop.step({"w": 1})
         with pytest.raises(InvalidSpec, match="inside a function that JAX transforms"):
             jax.jit(loop.step)(loop.params)
+
+
+def test_state_that_was_kept_of_another_optimizer_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster, options = InProcessCluster(), dict[str, Any](sync_every=2, inner_state_dir=tmp_path)
+    trained(lockstep.local(cluster, worker_index=0), 4, **options)
+    with lockstep.local(cluster, worker_index=0, takeover=True) as session:
+        lj.create_or_join(session, first(), lockstep.sgd(1.0))
+        state = {"step": jnp.zeros(())}
+        assert lj.DiLoCo(session, **options).inner_state(state) is state
+    assert "the inner optimizer begins anew: its state that was kept has other arrays than this optimizer's" in caplog.text

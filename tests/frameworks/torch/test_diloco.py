@@ -102,6 +102,7 @@ def test_inner_steps_that_were_not_contributed_are_told_and_sync_contributes_the
                 stepped(model, inner, step)
             loop.sync()
             assert loop.outer.global_step == 2
+            assert session.model().optimizer == lockstep.outer_optimizer(10)
             stepped(model, inner, 13)
         assert "1 inner steps since outer step 2 were not contributed: call sync() first" in caplog.text
         stepped(model, inner, 14)
