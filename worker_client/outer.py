@@ -12,6 +12,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +29,9 @@ from worker_client.model.optimizers import momentum
 from worker_client.session.session import Session
 
 log = logging.getLogger("lockstep.worker")
+
+# Elements of a variable that metrics are computed from, at most.
+_NUM_SAMPLED = 16384
 
 # Returns the inner optimizer's state: name to array.
 InnerState = Callable[[], Mapping[str, Any]]
@@ -75,7 +79,17 @@ class DiLoCo:
     `names`: the variables that the program has; None: all of the model, which may have no tables. `Buffer`s are updated by their values, in
     turn with their fragment; those named in `counts` by worker 0 only. `inner_state_dir`: a directory in which the worker's part is kept at
     each contribution, so that a process in its place goes on with it, to the same bits; None: it begins anew. `sync_every` may be set, and
-    holds from the next contribution on. Belongs to the session's thread. Raises InvalidSpec.
+    holds from the next contribution on.
+
+    `by_speed`: after each contribution `sync_every` is set to what `Session.inner_steps()` says of the number given here, by the seconds
+    that inner steps took, so that all workers come together: the fastest makes them all, a slower one fewer, a multiple of `fragments` and
+    at least `delay` for each fragment. Then the values depend on time.
+
+    With contributions go two metrics that tell whether the outer optimizer suits them. `outer_correlation` is the cosine rho of the angle
+    between this contribution's and the worker's one before of the same fragment. `outer_rate` is <anchor - new anchor, delta> / <delta,
+    delta> of the last one, how far the servers went along its delta = anchor - values: for a worker alone and Nesterov momentum mu at a
+    rate lr, lr * (1 + mu / (1 - mu * rho)) in the long run, where the correlation falls as rho^k (ours). Both are of 16384 elements of each
+    variable at most, spread evenly. Belongs to the session's thread. Raises InvalidSpec.
     """
 
     def __init__(
@@ -89,6 +103,7 @@ class DiLoCo:
         names: Collection[str] | None = None,
         counts: Collection[str] = (),
         inner_state_dir: "str | os.PathLike[str] | None" = None,
+        by_speed: bool = False,
     ) -> None:
         if not isinstance(session, Session):
             raise InvalidSpec(f"session: got a {type(session).__name__}, want what lockstep.connect() or lockstep.local() returns")
@@ -109,6 +124,11 @@ class DiLoCo:
         self._turn = session.local_step % fragments
         self._anchors = session.read(self._specs)
         self._metrics: dict[str, Any] = {}
+        # Of each variable's last contribution, some elements; what the last outer step came to.
+        self._deltas: dict[str, Array] = {}
+        self._outer_rate: dict[str, float] = {}
+        # The most inner steps, where speed says how many; when the present ones began, and how long this worker has waited since.
+        self._most, self._began_s, self._waited_s = sync_every if by_speed else None, monotonic(), 0.0
         # A contribution that is under way, and one that ended in an error.
         self._under_way: tuple[_Contribution, Job] | None = None
         self._failed: _Contribution | None = None
@@ -216,12 +236,13 @@ class DiLoCo:
         gradients = {name: self._anchors[name] - now[name] for name in names if not self._specs[name].is_state}
         is_mine = session.worker_index == 0
         updates = {name: now[name].copy() for name in names if self._specs[name].is_state and (is_mine or name not in self._counts)}
+        self._tell_speed()
         num_inner_steps = max(self._since[group] for group in groups)
         made = _Contribution(session.local_step, frozenset(names), {**self._untouched, **gradients}, updates, num_inner_steps, alpha)
         if self._kept is not None:
             self._keep(self._kept, made, values, inner_state)
-        metrics, self._metrics = self._metrics, {}
-        self._num_since = 0
+        metrics, self._metrics = {**self._correlation(gradients), **self._outer_rate, **self._metrics}, {}
+        self._num_since, self._outer_rate = 0, {}
         self._begin(made, lambda: self._exchange(made, metrics))
 
     def _begin(self, made: _Contribution, exchange: Callable[[], _Answer]) -> None:
@@ -229,8 +250,9 @@ class DiLoCo:
             self._lane = self._lane or Lane(f"lockstep-{self._session.worker_index}-outer")
             job = self._lane.submit(exchange)
         else:
-            job = Job(exchange)
+            job, began_s = Job(exchange), monotonic()
             job.run()
+            self._waited_s += monotonic() - began_s
         self._under_way = made, job
 
     def _exchange(self, made: _Contribution, metrics: Mapping[str, Any]) -> _Answer:
@@ -257,15 +279,17 @@ class DiLoCo:
     def _take(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """Waits for the contribution under way, and returns the values that follow from it. Raises its error."""
         assert self._under_way is not None
-        made, job = self._under_way
+        (made, job), began_s = self._under_way, monotonic()
         job.wait()
+        self._waited_s += monotonic() - began_s
         self._under_way = None
         if job.error is not None:
-            self._failed = made
+            self._failed, self._deltas = made, {}
             raise job.error
         answer: _Answer = job.result
         self.last_push = answer.push or self.last_push
         given: dict[str, Array] = {}
+        self._outer_rate = {} if answer.is_anew else self._rate_of(made, answer.values)
         for name, value in answer.values.items():
             if name in made.names:
                 is_mixed = made.alpha and not answer.is_anew and name not in self._counts
@@ -279,7 +303,11 @@ class DiLoCo:
         self._count_from(made)
         if answer.is_anew:
             self._since = [0] * len(self._groups)
+            self._deltas = {}
         session = self._session
+        if self._most is not None and not session.is_finished:
+            of_each = session.inner_steps(self._most) // len(self._groups)
+            self.sync_every = max(1, self._delay, of_each) * len(self._groups)
         self.global_step, self._num_rollbacks, self._is_over = session.local_step, session.num_rollbacks, session.is_finished
         self._turn = (session.local_step if session.policy.has_common_steps else self._turn + 1) % len(self._groups)
         return given
@@ -289,6 +317,29 @@ class DiLoCo:
         self._since = [
             self._num_since if group[0] in made.names else number for number, group in zip(self._since, self._groups, strict=True)
         ]
+
+    def _tell_speed(self) -> None:
+        """Has the next contribution say how long its inner steps took. Once their values are there: devices compute late."""
+        now_s = monotonic()
+        if self._most is not None and self._num_since:
+            made = self._num_since, max(1e-6, now_s - self._began_s - self._waited_s)
+            self._session.inner_steps(self._most, made=made)
+        self._began_s, self._waited_s = now_s, 0.0
+
+    def _correlation(self, gradients: Mapping[str, Array]) -> dict[str, float]:
+        """Returns the cosine between these and those that the same variables had before, as a metric; keeps these."""
+        given = {name: _some_of(gradient) for name, gradient in gradients.items()}
+        before = {name: self._deltas[name] for name in given if name in self._deltas}
+        now = {name: given[name] for name in before}
+        self._deltas |= given
+        return _metric("outer_correlation", _product(before, now), math.sqrt(_product(before, before)) * math.sqrt(_product(now, now)))
+
+    def _rate_of(self, made: _Contribution, values: Mapping[str, Array]) -> dict[str, float]:
+        """Returns how far the servers went along what was contributed, as a metric."""
+        deltas = {name: _some_of(one) for name, one in made.gradients.items() if one is not None and name in values}
+        with np.errstate(all="ignore"):
+            way = {name: _some_of(self._anchors[name]) - _some_of(values[name]) for name in deltas}
+        return _metric("outer_rate", _product(way, deltas), _product(deltas, deltas))
 
     def _end_thread(self) -> None:
         self._is_closed = True
@@ -409,6 +460,21 @@ def groups_of(specs: Sequence[VariableSpec], num_groups: int, placement: Mapping
 
 def _over(given: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
     return ChainMap(given, values) if given else values  # type: ignore[arg-type]  # nothing is written
+
+
+def _some_of(array: Array) -> Array:
+    # An odd stride, so that it does not stay in one column.
+    return array.reshape(-1)[:: -(-array.size // _NUM_SAMPLED) | 1].astype(np.float64)
+
+
+def _product(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
+    with np.errstate(all="ignore"):
+        return sum((float(np.dot(value, other[name])) for name, value in one.items()), 0.0)
+
+
+def _metric(name: str, dividend: float, divisor: float) -> dict[str, float]:
+    is_known = divisor > 0 and math.isfinite(divisor) and math.isfinite(dividend)
+    return {name: dividend / divisor} if is_known else {}
 
 
 def _array(name: str, value: Any, spec: VariableSpec) -> Array:

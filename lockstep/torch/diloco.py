@@ -26,7 +26,8 @@ class DiLoCo:
     """Trains a module by an optimizer of the worker's own, and after each `sync_every` steps of that together with all workers.
 
     While the `with` block is open, each call of `inner.step()` is an inner step of `lockstep.DiLoCo`, which `self.outer` is: it explains
-    `sync_every`, `fragments`, `delay`, `alpha` and `inner_state_dir`, and has `session`, `global_step`, `is_finished` and `report()`.
+    `sync_every`, `fragments`, `delay`, `alpha`, `inner_state_dir` and `by_speed`, and has `session`, `global_step`, `is_finished` and
+    `report()`.
 
     `session`, `model`, `buffers` and `options`: those of `lockstep.torch.Optimizer`. `inner`: an optimizer of torch over parameters of the
     model; its state stays in the worker. `outer`: None is `lockstep.outer_optimizer(sync_every)`: Nesterov momentum of 0.9 at a rate of
@@ -49,6 +50,7 @@ class DiLoCo:
         alpha: float = 0.0,
         outer: OptimizerSpec | None = None,
         inner_state_dir: "str | os.PathLike[str] | None" = None,
+        by_speed: bool = False,
         wire: str | WireFormat | None = None,
         buffers: str = "mean",
         **options: Any,
@@ -84,6 +86,7 @@ class DiLoCo:
             names=declared,
             counts=self._model.counts,
             inner_state_dir=inner_state_dir,
+            by_speed=by_speed,
         )
         self._model.put(self.outer.values)
         if self.outer.inner_state:

@@ -14,7 +14,7 @@ import worker_client
 from ps_protocol.errors import InvalidSpec, Unavailable, VariableNotFound
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
-from worker_client import DiLoCo, PushOutcome, Session
+from worker_client import DiLoCo, PushOutcome, Session, outer
 
 Values = dict[str, Any]
 FIRST: Values = {
@@ -138,6 +138,76 @@ def test_few_inner_steps_get_a_lower_outer_rate(sync_every: int, rate: float) ->
     assert worker_client.outer_optimizer(sync_every) == worker_client.momentum(rate, 0.9, use_nesterov=True)
     with pytest.raises(InvalidSpec, match="sync_every: got 0"):
         worker_client.outer_optimizer(0)
+
+
+class Clock:
+    """A clock for each thread, which goes only where its program says."""
+
+    def __init__(self) -> None:
+        self.now_s: dict[int, float] = {}
+
+    def __call__(self) -> float:
+        return self.now_s.get(threading.get_ident(), 0.0)
+
+    def go(self, seconds: float) -> None:
+        self.now_s[threading.get_ident()] = self() + seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "slow"),
+    [({"sync_every": 40}, 10), ({"sync_every": 44, "fragments": 4}, 8), ({"sync_every": 40, "fragments": 2, "delay": 7}, 14)],
+    ids=str,
+)
+def test_by_speed_a_slow_worker_makes_fewer_inner_steps(
+    start: Start, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], slow: int
+) -> None:
+    monkeypatch.setattr(outer, "monotonic", clock := Clock())
+    cluster, found = start(Shape(num_ps=2, num_workers=2, max_steps=8)), {}
+
+    def work(worker: int) -> None:
+        with cluster.session(worker) as session:
+            session.create_or_join(FIRST, optimizer=OUTER)
+            with DiLoCo(session, by_speed=True, **options) as loop:
+                while not loop.is_finished:
+                    clock.go(4.0 if worker else 1.0)
+                    loop.step(loop.values)
+                found[worker] = loop.sync_every
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {0: options["sync_every"], 1: slow}
+
+
+def test_two_metrics_tell_what_the_outer_optimizer_makes_of_contributions(start: Start) -> None:
+    with start(Shape(num_ps=2)).session() as session:
+        session.create_or_join(FIRST, optimizer=OUTER)
+        loop = DiLoCo(session, sync_every=1)
+        values, reports = loop.values, []
+        for number in range(40):
+            for value in values.values():
+                value -= 1.0 if number < 39 else -1.0
+            values |= loop.step(values)
+            reports.append({name: report.by_worker[0].last for name, report in session.read_metrics().items()})
+    assert reports[0] == {}, "nothing has come of it yet"
+    # Of contributions that are all the same the momentum is the sum of a geometric series.
+    assert reports[1] == {"outer_correlation": pytest.approx(1.0), "outer_rate": pytest.approx(RATE * (1 + MOMENTUM))}
+    assert reports[-2] == {
+        "outer_correlation": pytest.approx(1.0),
+        "outer_rate": pytest.approx(RATE * (1 + MOMENTUM / (1 - MOMENTUM)), rel=1e-2),
+    }
+    assert reports[-1]["outer_correlation"] == pytest.approx(-1.0)
+
+
+def test_contributions_without_a_way_report_no_metrics_of_it(start: Start) -> None:
+    with start(Shape()).session() as session:
+        session.create_or_join(FIRST, optimizer=OUTER)
+        loop = DiLoCo(session, sync_every=1)
+        for value in (0.0, 0.0, np.nan, np.inf):
+            loop.step({name: one + np.asarray(value, one.dtype) for name, one in loop.values.items()})
+        assert session.read_metrics() == {}
 
 
 def test_sync_every_is_read_for_each_contribution(start: Start) -> None:
