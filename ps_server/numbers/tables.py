@@ -314,7 +314,10 @@ class Table:
         return first, chosen
 
     def make_rows(self, gradient: RowGradient, *, step: int) -> None:
-        """Makes the rows of those keys that have none and are admitted at `step`, as far as there is room. Raises LimitExceeded."""
+        """Makes the rows of those keys that have none and are admitted at `step`, as far as there is room. Raises LimitExceeded.
+
+        Rows of keys that have one are used at `step`.
+        """
         keys, num_before = gradient.indices, gradient.indices.size
         keys = self.admitted(gradient, step=step).indices
         self.num_unadmitted += num_before - keys.size
@@ -322,6 +325,9 @@ class Table:
         again = self._gone_among(numbers)
         self._renew(numbers[again], keys[again])
         self._make(keys[new], evicted)
+        if self._use.size:
+            # When the process begins again, rows in use must not have the age of the step that made them.
+            self._use[numbers[numbers >= 0]] = step & _STEP_BITS
 
     def admitted(self, gradient: RowGradient, *, step: int | None = None) -> RowGradient:
         """Returns the gradient without those keys that have no row and are to get none at `step` (None: the one that is applied next)."""

@@ -37,12 +37,12 @@ def _piece(initializer: Initializer = ONES, *, stop: int = NUM_BUCKETS, data_typ
     return VariableSlice(variable=spec, start=0, stop=stop)
 
 
-def _bounded(max_rows: int, optimizer: str = "adagrad", *, start: int = 0, stop: int | None = None, **options: Any) -> Table:
+def _bounded(max_rows: int, optimizer: str = "adagrad", *, start: int = 0, stop: int | None = None, step: int = 0, **options: Any) -> Table:
     num_buckets = buckets_for(max_rows)
     variable = replace(_piece(UNIFORM).variable, max_rows=max_rows, shape=(num_buckets, WIDTH), **options)
     piece = VariableSlice(variable=variable, start=start, stop=num_buckets if stop is None else stop)
     rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
-    return Table(piece, rule, budget=MemoryBudget(None, owner="ps 0"), step=0)
+    return Table(piece, rule, budget=MemoryBudget(None, owner="ps 0"), step=step)
 
 
 def _table(optimizer: str = "sgd", *, budget: MemoryBudget | None = None, **options: Any) -> Table:
@@ -212,6 +212,23 @@ def test_on_arrival_what_finds_no_room_is_left_out() -> None:
     table.make_rows(_of_ones(keys), step=0)
     table.apply_on_arrival(RowGradient(indices=keys, rows=np.ones((9, WIDTH))))
     np.testing.assert_allclose((first - table.take(keys, step=None))[:, 0], [0.5] * 4 + [0] * 5)
+
+
+def test_on_arrival_a_row_in_use_does_not_age_while_the_process_lives_nor_when_another_continues() -> None:
+    table, restored = (_bounded(0, "sgd", max_age_steps=5, step=step) for step in (0, 20))
+    keys = np.sort(spread(np.arange(2)))
+    first = table.take(keys, step=None)
+    for step in range(20):
+        # The second key has a gradient once.
+        some = keys[: 2 if step == 0 else 1]
+        table.make_rows(_of_ones(some), step=step)
+        table.apply_on_arrival(_of_ones(some))
+    np.testing.assert_allclose((first - table.take(keys, step=None))[:, 0], [10, 0.5])
+    parts = table.parts
+    begin, chosen = restored.extend(parts["row keys"])
+    for name in parts.keys() - {"row keys"}:
+        restored.memory_of(name)[begin : begin + chosen.size] = parts[name][chosen]
+    np.testing.assert_allclose((first - restored.take(keys, step=None))[:, 0], [10, 0])
 
 
 def _rows_of(tables: list[Table]) -> dict[int, bytes]:
