@@ -1,6 +1,7 @@
 """The bytes of a simulated shard: numbers laid out as its layout says, and rows of its table. Knows no process.
 
-All that is pushed for a variable is pushed for the rows of some keys, too; so these rows always have the values of the variable.
+All that is pushed for a variable is pushed for the rows of some keys, too; so these rows have the values of the variable, unless their keys
+were admitted later, or their rows have begun anew.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def arena_of(layout: Layout, numbers: Callable[[int], Array]) -> Array:
 
 def keys_of(layout: Layout) -> Array:
     """Returns the keys, spread and sorted, whose rows at this shard get what its variable gets."""
-    return _here(layout, _KEYS)
+    return _here(layout, _KEYS) if layout.tables else _KEYS[:0]
 
 
 def push_of(layout: Layout, push_id: PushId, numbers: Callable[[int], Array]) -> tuple[Array, int]:

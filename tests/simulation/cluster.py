@@ -65,7 +65,10 @@ class SimulatedCluster:
             min_required=min_if_strict if scenario.policy.needs_many_workers else scenario.num_required,
             min_if_strict=min_if_strict,
         )
-        self.oracle = Oracle(servers=self.servers, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP, rules=rules)
+        self.oracle = Oracle(
+            servers=self.servers, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP, rules=rules,
+            max_age=scenario.max_age, admitted=scenario.admitted,
+        )  # fmt: skip
         self.storage = SimulatedStorage(on_commit=self._committed)
         self.workers = tuple(f"worker-{index}" for index in range(scenario.num_workers))
         self._nemesis = Nemesis(self, scenario.network)
@@ -492,6 +495,8 @@ def _model(scenario: Scenario) -> ModelSpec:
         keys=RowKeys.INT64,
         # Rows of keys that only some contributions have make room for each other.
         max_rows=max_rows,
+        max_age_steps=scenario.max_age,
+        admit_probability=scenario.admitted,
     )
     optimizer = OptimizerSpec(name="momentum", learning_rate=constant(LEARNING_RATE), hyperparameters={"momentum": MOMENTUM})
     # So large a norm that nothing is scaled: what matters is the way through PrepareStep.

@@ -18,10 +18,15 @@ def era_of(participant: Participant) -> Era:
 
 @dataclass(slots=True)
 class State:
-    """One shard's variables at one step, and their slot; and the phase of training, which begins with an empty slot."""
+    """One shard's values at one step, and their slot; and the phase of training, which begins with an empty slot.
+
+    The values are those of its variable, and then of the rows of `keys`; `used`: the step after the last that changed each row.
+    """
 
     value: Array
     momentum: Array
+    keys: Array
+    used: Array
     phase: int = 0
 
 

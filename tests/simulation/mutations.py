@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chief.core.cluster.attachments import ContributedAttachments
@@ -686,6 +687,14 @@ def _restores_too_few_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Table, "extend", lambda table, keys: extend(table, keys[1:]))
 
 
+def _keeps_rows_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Table, "_is_gone", lambda table, numbers, step: np.zeros(numbers.size, np.bool_))
+
+
+def _admits_every_key(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Table, "admitted", lambda table, gradient, step=None: gradient)
+
+
 def _forgets_a_row_that_changed(patch: pytest.MonkeyPatch) -> None:
     mark = Table._mark
     patch.setattr(Table, "_mark", lambda table, numbers: mark(table, numbers[1:]))
@@ -763,6 +772,14 @@ def has(kind: str) -> Suit:
     return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
 
 
+def _lets_rows_age(scenario: Scenario) -> Scenario:
+    return replace(scenario, max_age=1)
+
+
+def _admits_few_keys(scenario: Scenario) -> Scenario:
+    return replace(scenario, admitted=0.3)
+
+
 def _goes_back_to_a_delta(scenario: Scenario) -> Scenario | None:
     durability = scenario.durability or Durability.STEP
     return replace(scenario, durability=durability, every_steps=1, full_every=8) if has("kill")(scenario) else None
@@ -832,6 +849,8 @@ MUTATIONS: dict[str, Mutation] = {
     "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1669),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill"), first_seed=1027),
     "a restored table lacks a row": Mutation("5", _restores_too_few_rows, has("kill")),
+    "a row that no step used for long is read": Mutation("5", _keeps_rows_for_ever, _lets_rows_age),
+    "a key gets a row without being admitted": Mutation("5", _admits_every_key, _admits_few_keys),
     "a delta lacks a row that changed": Mutation("5", _forgets_a_row_that_changed, _goes_back_to_a_delta, first_seed=1020),
     "a delta rests on the full checkpoint alone": Mutation("45", _rests_on_the_full_one_alone, _goes_back_to_a_delta, first_seed=1017),
     "what a delta rests on is removed": Mutation("6", _removes_what_deltas_rest_on, _goes_back_to_a_delta, first_seed=1017),

@@ -5,11 +5,12 @@ computes anew with NumPy. Where servers apply contributions as they arrive, each
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ps_protocol.model.data import DataSpec
+from ps_protocol.model.keys import draws
 from ps_protocol.model.layout import ALIGNMENT
 from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.model.policy import PolicySpec
@@ -17,6 +18,7 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import CommitResult, PushOutcome
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ApplyRequest, RestoreRequest, ShardReport, ShardSpec
+from tests.simulation.arenas import FIRST_VALUE, keys_of
 from tests.simulation.epochs import Contributors, Epoch, Era, State
 from tests.simulation.rules import Changes, PolicyRules, Setting, weight_of
 
@@ -25,6 +27,8 @@ LEARNING_RATE, MOMENTUM = 0.5, 0.25
 _RECORD_BYTES = 4096
 # Of all rows that a table gets here, with slots and a step's journal, twice.
 _ROWS_BYTES = 8192
+# The last step that used a row which a key never had.
+_NEVER = -(1 << 40)
 
 
 class BrokenPromise(AssertionError):
@@ -92,8 +96,12 @@ class Room:
 class Oracle:
     """Raises BrokenPromise at the event that breaks one. An era is one epoch of one life of the cluster: what is said in it holds in it."""
 
-    def __init__(self, *, servers: Sequence[str], size: int, is_durable_at_once: bool, rules: PolicyRules) -> None:
+    def __init__(
+        self, *, servers: Sequence[str], size: int, is_durable_at_once: bool, rules: PolicyRules, max_age: int = 0, admitted: float = 0.0
+    ) -> None:
         self.rules = rules
+        # After how many steps a row is gone (0: never), and with which probability a step gives a key one (0: always).
+        self._max_age, self._admitted = max_age, admitted
         # The rules that hold at each chief, by its incarnation; and those that held when a chief was asked to count a contribution.
         self._rules_at: dict[int, PolicyRules] = {}
         self._counted_under: dict[PushId, set[PolicyRules]] = {}
@@ -160,7 +168,7 @@ class Oracle:
             self._lives.add(life)
             self._last_life, self._whole_before = life, frozenset(self.committed)
 
-    def created(self, server: str, life: int, spec: ShardSpec, arena: Array, *, is_new: bool) -> None:
+    def created(self, server: str, life: int, spec: ShardSpec, held: Array, *, is_new: bool) -> None:
         """A shard's variables have their first values; or have had them (then this changes nothing), perhaps since an earlier epoch."""
         era = life, spec.epoch
         was_trained = any(step for _, step in self.committed.values())
@@ -173,10 +181,10 @@ class Oracle:
             return  # by one who comes late, at a server that was restarted: were it taken for what was there, its steps would show it
         self._without.discard(server)
         epoch.at[server] = spec.initial_step
-        value = self._values(arena)
-        epoch.states[server, spec.initial_step] = State(value, np.zeros_like(value))
+        keys = keys_of(spec.layout)
+        epoch.states[server, spec.initial_step] = State(held, np.zeros_like(held), keys, np.full(keys.size, _NEVER))
 
-    def applied(self, server: str, life: int, request: ApplyRequest, arena: Array, *, rate: float = LEARNING_RATE) -> None:
+    def applied(self, server: str, life: int, request: ApplyRequest, held: Array, *, rate: float = LEARNING_RATE) -> None:
         """A shard has applied a step. `rate`: the learning rate that it was told to use, for want of another."""
         epoch, step, contributors = self._epoch((life, request.fence.epoch), server), request.step, request.contributors
         if len(set(contributors)) != len(contributors):
@@ -207,16 +215,14 @@ class Oracle:
         weights = [factor if len(contributors) == 1 else 1.0 if num_given == 1 else weight_of(one.worker) for one in contributors]
         given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
         rate, phase = self._numbers_of(life, [push_id for push_id, _ in given], rate)
-        state = self._next_state(epoch.states[server, step], life, server, given, rate=rate, phase=phase, merge=request.merge)
-        if state.value.tobytes() != self._values(arena).tobytes():
-            raise BrokenPromise(
-                f"5: {server} step {step} of epoch {epoch.number}: has {self._values(arena)}, {contributors} make {state.value}"
-            )
+        state = self._next_state(epoch.states[server, step], step, life, server, given, rate=rate, phase=phase, merge=request.merge)
+        if self._readable(state, step + 1) != held.tobytes():
+            raise BrokenPromise(f"5: {server} step {step} of epoch {epoch.number}: has {held}, {contributors} make {state}")
         epoch.states[server, step + 1] = state
         epoch.at[server] = step + 1
         self.num_applied += 1
 
-    def arrived(self, server: str, life: int, push_id: PushId, epoch_number: int, arena: Array) -> None:
+    def arrived(self, server: str, life: int, push_id: PushId, epoch_number: int, held: Array) -> None:
         """A shard has applied a contribution as it came."""
         era = life, epoch_number
         epoch, made = self._epoch(era, server), self._arrived.setdefault((era, server), set())
@@ -225,9 +231,9 @@ class Oracle:
             raise BrokenPromise(f"1: {server} has applied {push_id} before, in epoch {epoch_number}")
         if (era, push_id) in self._refused:
             raise BrokenPromise(f"3: {push_id} was refused in epoch {epoch_number}, and {server} has applied it")
-        state = self._next_state(epoch.states[server, step], life, server, [(push_id, 1.0)], rate=LEARNING_RATE, phase=0)
-        if state.value.tobytes() != self._values(arena).tobytes():
-            raise BrokenPromise(f"5: {server} with {push_id} of epoch {epoch_number}: has {self._values(arena)}, it makes {state.value}")
+        state = self._next_state(epoch.states[server, step], step, life, server, [(push_id, 1.0)], rate=LEARNING_RATE, phase=0)
+        if self._readable(state, step + 1) != held.tobytes():
+            raise BrokenPromise(f"5: {server} with {push_id} of epoch {epoch_number}: has {held}, it makes {state}")
         made.add(push_id)
         epoch.at[server], epoch.states[server, step + 1] = step + 1, state
         self.num_applied += 1
@@ -247,7 +253,7 @@ class Oracle:
             now = epoch.states[server, epoch.at[server]], set(self._arrived.get((era, server), ()))
             self._saved.setdefault((tag, era, index_of(server)), []).append(now)
 
-    def restored(self, server: str, life: int, request: RestoreRequest, step: int | None, arena: Array) -> None:
+    def restored(self, server: str, life: int, request: RestoreRequest, step: int | None, held: Array) -> None:
         """A shard was brought back to a checkpoint."""
         spec, era = request.spec, (life, request.spec.epoch)
         if step != spec.initial_step:
@@ -260,15 +266,15 @@ class Oracle:
             raise BrokenPromise(f"2: {server} was restored to step {step} of epoch {epoch.number} after it had gone on")
         if self.rules.spec.applies_on_arrival:
             saved = self._saved[request.tag, self.committed[request.tag][0], index_of(server)]
-            state, made = next((one for one in saved if one[0].value.tobytes() == self._values(arena).tobytes()), saved[-1])
+            state, made = next((one for one in saved if self._readable(one[0], step) == held.tobytes()), saved[-1])
             self._arrived[era, server] = set(made)
         else:
-            state = self._state_at(epoch, server, step, is_back=is_back, value=self._values(arena))
-        if state.value.tobytes() != self._values(arena).tobytes():
-            raise BrokenPromise(f"5: {server} restored to {request.tag} has {self._values(arena)}, it had {state.value}")
+            state = self._state_at(epoch, server, step, is_back=is_back, held=held)
+        if self._readable(state, step) != held.tobytes():
+            raise BrokenPromise(f"5: {server} restored to {request.tag} has {held}, it had {state}")
         self._without.discard(server)
         epoch.at[server] = epoch.since[server] = step
-        epoch.states[server, step] = State(state.value.copy(), state.momentum.copy(), state.phase)
+        epoch.states[server, step] = replace(state, value=state.value.copy(), momentum=state.momentum.copy())
 
     # -- what the chief says, and what a worker concludes from it
 
@@ -485,7 +491,7 @@ class Oracle:
             eras = [one for one in self._epochs if one[1] == era[1]]
             found = (self._epochs[one].states.get((server, step)) for one in eras for server in servers)
             states = [state for state in found if state is not None]
-            if all(state.value.tobytes() != self._values(arena).tobytes() for state in states):
+            if all(state.value[: self._size].tobytes() != self._values(arena).tobytes() for state in states):
                 raise BrokenPromise(f"2: {by} read step {step} of epoch {era[1]} from ps {shard}: {self._values(arena)}, want {states}")
 
     # -- what follows
@@ -532,13 +538,13 @@ class Oracle:
             at = self._epochs[at].parent if at in self._epochs else None
         return False
 
-    def _state_at(self, epoch: Epoch, server: str, step: int, *, is_back: bool, value: Array) -> State:
-        """Returns what a server, or its twin, had in an earlier epoch, or (`is_back`) in this one: that with this value, if one had it."""
+    def _state_at(self, epoch: Epoch, server: str, step: int, *, is_back: bool, held: Array) -> State:
+        """Returns what a server, or its twin, had in an earlier epoch, or (`is_back`) in this one: that which is held, if one had it."""
         at = epoch if is_back else self._epochs.get(epoch.parent) if epoch.parent is not None else None
         while at is not None:
             states = [state for one in self._servers_of(server) if (state := at.states.get((one, step))) is not None]
             if states:
-                return next((state for state in states if state.value.tobytes() == value.tobytes()), states[0])
+                return next((state for state in states if self._readable(state, step) == held.tobytes()), states[0])
             at = self._epochs.get(at.parent) if at.parent is not None else None
         raise BrokenPromise(f"4: epoch {epoch.number} begins at step {step}, which {server} never had")
 
@@ -583,6 +589,7 @@ class Oracle:
     def _next_state(
         self,
         state: State,
+        step: int,
         life: int,
         server: str,
         contributions: Sequence[tuple[PushId, float]],
@@ -591,7 +598,7 @@ class Oracle:
         phase: int,
         merge: MergeSpec = MEAN,
     ) -> State:
-        total = np.zeros_like(state.value)
+        total: Array = np.zeros(self._size, np.float32)
         given = [one for one in sorted(contributions) if (life, one[0]) not in self._empty]
         if not given:
             return state
@@ -604,9 +611,31 @@ class Oracle:
         mean = total / np.float32(len(given))
         if num_trimmed := merge.num_trimmed(len(given)):
             mean = _trimmed_mean(gradients, [weight for _, weight in given], num_trimmed)
-        before = np.zeros_like(mean) if phase > state.phase else state.momentum
-        momentum = before * np.float32(MOMENTUM) + mean
-        return State(state.value - momentum * np.float32(rate), momentum, max(phase, state.phase))
+        before = np.zeros_like(state.momentum) if phase > state.phase else state.momentum
+        is_there = self._is_there(state, step)
+        gets_row = draws(state.keys, seed=0, step=step) < (self._admitted or 1.0)
+        begins, counts = ~is_there & gets_row, is_there | gets_row
+        begins, changes = (
+            np.repeat(np.concatenate([[of_variable], some]), self._size) for of_variable, some in ((False, begins), (True, counts))
+        )
+        first = np.where(begins, np.float32(FIRST_VALUE), state.value)
+        momentum = np.where(begins, np.float32(0), before) * np.float32(MOMENTUM) + np.tile(mean, 1 + state.keys.size)
+        return State(
+            np.where(changes, first - momentum * np.float32(rate), state.value),
+            np.where(changes, momentum, before),
+            state.keys,
+            np.where(counts, step + 1, state.used),
+            max(phase, state.phase),
+        )
+
+    def _is_there(self, state: State, step: int) -> Array:
+        """Whether each key has a row at a step."""
+        return state.used > (step - self._max_age if self._max_age else _NEVER)
+
+    def _readable(self, state: State, step: int) -> bytes:
+        """Returns the values that readers find at a step: a key without a row has first values."""
+        found = np.repeat(np.concatenate([[True], self._is_there(state, step)]), self._size)
+        return np.where(found, state.value, np.float32(FIRST_VALUE)).tobytes()
 
     def _numbers_of(self, life: int, contributors: Sequence[PushId], rate_of_all: float) -> tuple[float, int]:
         """Returns the learning rate and the phase of training of a step of these contributions."""

@@ -30,7 +30,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One simulated cluster and what befalls it. `num_records_kept`: in the history of each process, about; 0: all."""
+    """One simulated cluster and what befalls it. `num_records_kept`: in the history of each process, about; 0: all.
+
+    `max_age`: after how many steps a row is gone (0: never); `admitted`: with which probability a step gives a key one (0: always).
+    """
 
     seed: int
     num_shards: int
@@ -51,6 +54,8 @@ class Scenario:
     num_records_kept: int = 0
     max_steps: int | None = None
     full_every: int = 1
+    max_age: int = 0
+    admitted: float = 0.0
 
     @property
     def is_for_a_standby(self) -> bool:
@@ -69,6 +74,7 @@ class Scenario:
             f"ps={self.num_shards} workers={self.num_workers} R={self.num_required} durability={durability} every={self.every_steps}"
             f" full={self.full_every} lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms}"
             f" policy={self.policy.text} standbys={self.has_standbys} network={self.network} data={self.data} max={self.max_steps}"
+            f" age={self.max_age} admitted={self.admitted:g}"
         )
 
 
@@ -117,6 +123,8 @@ def scenario_of(seed: int) -> Scenario:
     if scenario.policy == DEFAULT_POLICY and few.random() < 0.1:
         scenario = replace(scenario, num_required=num_workers + few.randint(1, 2))
     scenario = replace(scenario, full_every=random.Random(f"deltas {seed}").choice((1, 1, 2, 3, 8)))
+    rows = random.Random(f"rows {seed}")
+    scenario = replace(scenario, max_age=rows.choice((0, 0, 1, 2, 5)), admitted=rows.choice((0.0, 0.0, 0.3, 0.7)))
     last = random.Random(f"last step {seed}")
     return replace(scenario, max_steps=last.randint(3, 40)) if last.random() < 0.08 else scenario
 
@@ -129,11 +137,12 @@ def unlocked(scenario: Scenario) -> Scenario:
 
     There is no training data: its ranges are not done with a step, so a checkpoint cannot say of all of them whether its values have them.
     Nor can a worker keep places that it does not use, nor the policy be changed; and the oracle knows one rate of
-    what is applied on arrival. Nor is training finished: what servers apply after that has the number of the last step, too.
+    what is applied on arrival. Nor is training finished: what servers apply after that has the number of the last step, too. Rows do not
+    age while a process lives.
     """
     durability = Durability.INTERVAL if scenario.durability is Durability.STEP else scenario.durability
     faults = tuple(fault for fault in scenario.faults if fault.kind not in ("hoard", "policy", "numbers", "finish"))
-    return replace(scenario, policy=UNLOCKED, has_norms=False, data=None, durability=durability, faults=faults, max_steps=None)
+    return replace(scenario, policy=UNLOCKED, has_norms=False, data=None, durability=durability, faults=faults, max_steps=None, max_age=0)
 
 
 def _with_standbys(scenario: Scenario, chance: random.Random) -> Scenario:

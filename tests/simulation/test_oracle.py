@@ -29,11 +29,11 @@ class OneShard:
     def train(self, *, life: int, brings: str) -> None:
         """A life begins, and makes a step of a contribution that brings this state."""
         spec = ShardSpec(epoch=1, shard=0, layout=Layout(()), optimizer=OptimizerSpec(name="sgd", learning_rate=constant(LEARNING_RATE)))
-        self.oracle.created(SERVER, life, spec, FIRST.view(np.uint8), is_new=True)
+        self.oracle.created(SERVER, life, spec, FIRST, is_new=True)
         self.oracle.contributed(life, PUSH_ID, 0, (), brings)
         value = FIRST - gradient_of(PUSH_ID, shard=0, size=SIZE) * np.float32(rate_of(PUSH_ID.worker, PUSH_ID.sequence) or LEARNING_RATE)
         request = ApplyRequest(fence=Fence(era=Era(life=life, epoch=1), chief_incarnation=1), step=0, contributors=(PUSH_ID,))
-        self.oracle.applied(SERVER, life, request, value.view(np.uint8))
+        self.oracle.applied(SERVER, life, request, value)
 
     def save(self, user_states: Mapping[int, str], *, life: int) -> None:
         """A checkpoint of that step is whole."""
