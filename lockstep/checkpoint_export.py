@@ -17,7 +17,7 @@ from ps_protocol.checkpoint.catalog import max_tensors_of
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorEntry, TensorFileReader, encode_header, open_file, tensor_name
 from ps_protocol.errors import DataLoss, InvalidSpec
-from ps_protocol.model.keys import KEYS_PART
+from ps_protocol.model.keys import KEYS_PART, USE_PART, are_gone
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import Placement
@@ -56,7 +56,8 @@ def export(
     `has_slots`: also writes the optimizers' slots and the averages, for example as "w@velocity", and to a .safetensors file what is needed
     to make the checkpoint again (`ORIGIN`). Holds at most one slice in memory. A .npz file takes twice its size on disk while it is
     written, and stores bfloat16 as float32, because NumPy has no bfloat16. An existing file is replaced once the new one is complete.
-    A table with keys has the rows of all slices one after the other, and their keys as another tensor, for example "users@row keys".
+    A table with keys has the rows of all slices one after the other, and their keys as another tensor, for example "users@row keys". Rows
+    that are gone by their age are left out, unless `has_slots`.
     `on_read` is called with the number of bytes each time some of the checkpoint have been read. Raises InvalidSpec, DataLoss if the
     checkpoint is damaged, and OSError.
     """
@@ -64,12 +65,13 @@ def export(
     if write is None:
         raise InvalidSpec(f"{path}: want a name that ends in .npz or .safetensors")
     with folded(storage, checkpoint, directory=path.parent, on_read=on_read) as (full_storage, full):
-        wholes, origin = _wholes(full_storage, full, has_slots=has_slots)
+        there = {} if has_slots else _rows_there(full_storage, full)
+        wholes, origin = _wholes(full_storage, full, there, has_slots=has_slots)
         if not wholes:
             raise InvalidSpec(f"checkpoint {checkpoint.tag} has no variables")
         about = {ORIGIN: json.dumps(origin)} if has_slots and write is _write_safetensors else {}
         on_read = (lambda num_bytes: None) if checkpoint.bases else on_read
-        with _joined(full_storage, full, wholes, about=about, directory=path.parent, on_read=on_read) as (joined, arrays):
+        with _joined(full_storage, full, wholes, there, about=about, directory=path.parent, on_read=on_read) as (joined, arrays):
             write(joined, arrays, path)
     return tuple(wholes)
 
@@ -79,6 +81,7 @@ def _joined(
     storage: CheckpointStorage,
     checkpoint: Checkpoint,
     wholes: Mapping[str, TensorEntry],
+    there: Mapping[str, Array],
     *,
     about: Mapping[str, str],
     directory: Path,
@@ -106,16 +109,42 @@ def _joined(
                     if part is None or part.whole_name not in arrays:
                         continue
                     if part.piece.variable.is_keyed:
-                        start = num_rows[part.whole_name]
-                        num_rows[part.whole_name] += entry.shape[0]
-                        reader.read_into(arrays[part.whole_name][start : num_rows[part.whole_name]])
+                        start, kept = num_rows[part.whole_name], there.get(tensor_name(part.piece))
+                        num_rows[part.whole_name] += _num_rows(entry, kept)
+                        rows = arrays[part.whole_name][start : num_rows[part.whole_name]]
+                        if kept is None:
+                            reader.read_into(rows)
+                        else:
+                            every = np.empty(entry.shape, entry.dtype)
+                            reader.read_into(every)
+                            rows[...] = every[kept]
                     else:
                         copy_slice(reader, entry, part.piece, arrays[part.whole_name])
         memory.flush()
         yield path, arrays
 
 
-def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bool) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
+def _rows_there(storage: CheckpointStorage, checkpoint: Checkpoint) -> dict[str, Array]:
+    """Returns which rows are not gone by their age, by name of the slice, for tables whose rows have one. Raises DataLoss."""
+    pieces = {tensor_name(placed.slice, USE_PART): placed.slice for placed in checkpoint.placement if placed.slice.variable.max_age_steps}
+    there: dict[str, Array] = {}
+    for file in checkpoint.files if pieces else ():
+        with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard)) as reader:
+            for entry in reader:
+                if (piece := pieces.get(entry.name)) is not None:
+                    used = np.empty(entry.num_bytes // 4, np.uint32)
+                    reader.read_into(used)
+                    there[tensor_name(piece)] = ~are_gone(used, step=checkpoint.step, max_age=piece.variable.max_age_steps)
+    return there
+
+
+def _num_rows(entry: TensorEntry, kept: Array | None) -> int:
+    return entry.shape[0] if kept is None else int(np.count_nonzero(kept))
+
+
+def _wholes(
+    storage: CheckpointStorage, checkpoint: Checkpoint, there: Mapping[str, Array], *, has_slots: bool
+) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
     """Returns the tensors to export by name, with their whole shapes (all slices joined), and the checkpoint's `ORIGIN`."""
     wholes: dict[str, TensorEntry] = {}
     shards: list[dict[str, Any]] = []
@@ -133,7 +162,8 @@ def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bo
                 shape = part.piece.variable.shape
                 if is_keyed:
                     before = wholes.pop(part.whole_name, None)
-                    shape = (entry.shape[0] + (0 if before is None else before.shape[0]), *entry.shape[1:])
+                    num_rows = _num_rows(entry, there.get(tensor_name(part.piece)))
+                    shape = (num_rows + (0 if before is None else before.shape[0]), *entry.shape[1:])
                 stop = math.prod(shape) * entry.dtype.itemsize
                 whole = TensorEntry(name=part.whole_name, code=entry.code, shape=shape, start=0, stop=stop)
                 if wholes.setdefault(part.whole_name, whole) != whole:

@@ -89,6 +89,13 @@ def draws(spread_keys: Keys, *, seed: int, step: int) -> npt.NDArray[np.float64]
     return (words >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
 
+def are_gone(used: npt.NDArray[np.uint32], *, step: int, max_age: int) -> npt.NDArray[np.bool_]:
+    """Returns whether rows are gone at a step, by the steps that used them last, modulo 2^32."""
+    # Signed: a step that is being applied has used rows later.
+    gone: npt.NDArray[np.bool_] = (np.uint32(step & 0xFFFFFFFF) - used).view(np.int32) >= max_age
+    return gone
+
+
 def key_range(start: int, stop: int, *, num_buckets: int) -> tuple[int, int]:
     """Returns the least and the greatest spread key of the buckets from `start` up to `stop`, which are at least one."""
     size = (1 << 64) // num_buckets

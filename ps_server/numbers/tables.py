@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
-from ps_protocol.model.keys import KEYS_PART, ROWS_PART, USE_PART, draws
+from ps_protocol.model.keys import KEYS_PART, ROWS_PART, USE_PART, are_gone, draws
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MEAN, MergeSpec
@@ -372,10 +372,7 @@ class Table:
         """Returns whether no step for so long used the rows, or those before the number -1, that they are gone at `step`."""
         if not self._max_age:
             return np.zeros(numbers.size, np.bool_)
-        # Signed: a step that is being applied has used rows later.
-        ages = (np.uint32(step & _STEP_BITS) - np.take(self._use, numbers, mode="clip")).view(np.int32)
-        gone: Array = ages >= self._max_age
-        return gone
+        return are_gone(np.take(self._use, numbers, mode="clip"), step=step, max_age=self._max_age)
 
     def _gone_among(self, numbers: Array) -> Array:
         """Returns the positions of those rows that begin anew."""

@@ -15,7 +15,7 @@ from ps_protocol.model.keys import gathered
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Checkpoint
 from ps_server.serving.local import InProcessShard
-from tests.contract.shard.test_checkpoints import model_of
+from tests.contract.shard.test_checkpoints import evicting_model, model_of
 from tests.support.parameter_servers.checkpoints import Crash
 from tests.support.parameter_servers.sharded_training import KEYS, ShardedTraining
 from tests.unit.lockstep.cli.test_checkpoint import read_npz, read_safetensors
@@ -69,6 +69,33 @@ def test_a_delta_is_exported_as_a_full_checkpoint_of_its_step_would_be(place: Lo
     for name, values in exported[0].items():
         np.testing.assert_array_equal(values, exported[1][name])
     assert list(tmp_path.glob(".*")) == [], "nothing is left beside it"
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_an_export_has_the_rows_that_are_there_by_their_age_and_with_slots_all_of_them(
+    place: LocalStorage, tmp_path: Path, num_shards: int
+) -> None:
+    """What readers of the cluster find: a row that is gone reads as one that never was."""
+    shards = [InProcessShard(index=index, storage=place) for index in range(num_shards)]
+    training = ShardedTraining(shards=shards, model=evicting_model(0, max_age_steps=2), checkpoint_dir=place.place)
+    training.create()
+    training.train(3)
+    base = training.save("full", has_deltas=True)
+    training.train(1)
+    delta = training.save("delta", base=base)
+    exported = {}
+    for words in ((), ("--slots",)):
+        assert run("export", str(tmp_path / "some.npz"), "--tag", delta.tag, *words, place=place) == 0
+        exported[words] = read_npz(tmp_path / "some.npz")
+    known = gathered(KEYS).view(np.uint64).tolist()
+    read = np.frombuffer(training.state()["recent"], np.float32).reshape(len(known), -1)
+    keys, rows = exported[()]["recent@row keys"].view(np.uint64).tolist(), exported[()]["recent"]
+    every = exported["--slots",]["recent@row keys"].view(np.uint64).tolist()
+    assert len(rows) == len(keys) and 0 < len(keys) < len(every)
+    for key, row in zip(keys, rows, strict=True):
+        np.testing.assert_array_equal(row, read[known.index(key)])
+    for key, row in zip(every, exported["--slots",]["recent"], strict=True):
+        assert (key in keys) == np.array_equal(row, read[known.index(key)])
 
 
 def test_a_delta_that_was_exported_is_imported_as_a_full_checkpoint(place: LocalStorage, tmp_path: Path) -> None:
