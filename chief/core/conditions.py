@@ -31,6 +31,8 @@ _SLOW_SHARE, _LEAST_STEPS, _MOST_STEPS = 0.6, 20, 200
 _WAITED_SHARE = 0.05
 # A follower that has been behind for so long does not keep up, or does not take what it has.
 _BEHIND_S = 10.0
+# Tables that grow are to be seen to before a server has no memory left.
+_MEMORY_SHARE = 0.85
 # What tells that a server's process has ended, rather than that it is stopped or cut off.
 _ENDED = ("connection refused", "no such socket", "connection lost")
 
@@ -453,6 +455,20 @@ def _standby_missing(scene: Scene) -> Said | None:
     )
 
 
+def _memory_short(scene: Scene) -> Said | None:
+    # Other variables take all of their memory when they are created: only tables with keys grow.
+    growing = [record for record in scene.at.servers if record.report is not None and record.report.num_rows and record.report.limit_bytes]
+    share, worst = max(((_memory_share(record), record) for record in growing), key=lambda one: one[0], default=(0.0, None))
+    if worst is None or share < _MEMORY_SHARE or scene.at.state is not ClusterState.TRAINING:
+        return None
+    advice = "Its tables with keys grow; gradients that do not fit are refused. Save, and start more servers, or give this one more memory."
+    return Said(f"Ps {worst.index} uses {percent(share, 1.0)} of its memory", _with_places(advice, [worst]))
+
+
+def _memory_share(record: ShardRecord) -> float:
+    return record.report.allocated_bytes / record.report.limit_bytes if record.report is not None else 0.0
+
+
 def _nonfinite(scene: Scene) -> Said | None:
     found = [record for record in scene.at.servers if record.report is not None and record.report.num_nonfinite]
     if not found or scene.at.state is not ClusterState.TRAINING:
@@ -641,6 +657,7 @@ ROWS: tuple[Row, ...] = (
     Row("fewer workers", Level.AMBER, _fewer_workers),
     Row("shared memory lost", Level.AMBER, _unshared),
     Row("standby missing", Level.AMBER, _standby_missing),
+    Row("memory short", Level.AMBER, _memory_short),
     Row("not finite", Level.AMBER, _nonfinite),
     Row("redoing", Level.AMBER, _redoing),
     Row("nothing kept", Level.AMBER, _nothing_kept),

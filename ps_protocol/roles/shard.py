@@ -439,13 +439,15 @@ class ShardReport:
     """A shard's counters since it got its variables, and its needs: the chief's status passes it on as it is, and all of it is shown.
 
     The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds. `variables_bytes` (two copies)
-    and `slots_bytes` (with averages) are parts of `allocated_bytes`; the rest is for contributions, and buffers that are used again.
+    and `slots_bytes` (with averages) are parts of `allocated_bytes`; the rest is for contributions, and buffers that are used again. These
+    are `limit_bytes` at most (0: no limit).
     `created_bytes`: first values that have arrived or been made, while the model is being created. `cpu_s`: processor time of the server's
     process, of all threads; 0 where the shard is in the process of another role. `num_rows`: of tables with keys; `num_made` were made,
     `num_evicted` made room for others, `num_refused` keys found none, and `num_unadmitted` were not to have one yet.
     """
 
     allocated_bytes: int = 0
+    limit_bytes: int = 0
     variables_bytes: int = 0
     slots_bytes: int = 0
     num_staged: int = 0

@@ -882,6 +882,7 @@ def read_MetricCell(message: Any) -> MetricCell:
 
 def write_ShardReport(value: ShardReport, message: Any) -> None:
     message.allocated_bytes = value.allocated_bytes
+    message.limit_bytes = value.limit_bytes
     message.variables_bytes = value.variables_bytes
     message.slots_bytes = value.slots_bytes
     message.num_staged = value.num_staged
@@ -905,6 +906,7 @@ def write_ShardReport(value: ShardReport, message: Any) -> None:
 def read_ShardReport(message: Any) -> ShardReport:
     return ShardReport(
         allocated_bytes=message.allocated_bytes,
+        limit_bytes=message.limit_bytes,
         variables_bytes=message.variables_bytes,
         slots_bytes=message.slots_bytes,
         num_staged=message.num_staged,

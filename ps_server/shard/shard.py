@@ -491,6 +491,7 @@ class Shard:
                 step=model.step if model else None,
                 report=ShardReport(
                     allocated_bytes=self.budget.allocated_bytes,
+                    limit_bytes=self.budget.limit_bytes or 0,
                     num_staged=inbox.num_staged if inbox else 0,
                     num_pushes=inbox.num_pushes if inbox else 0,
                     num_stale=inbox.num_stale if inbox else 0,

@@ -380,6 +380,22 @@ def test_gradients_that_are_not_finite_are_amber() -> None:
     assert "The last gradient had 3 NaN or infinite numbers" in [one.line for one in said(driver)]
 
 
+def test_a_server_whose_tables_grow_is_named_before_its_memory_is_full() -> None:
+    driver, _ = trained(0)
+
+    def heard(allocated: int, *, num_rows: int = 5, limit: int = 1000) -> list[Condition]:
+        report = ShardReport(allocated_bytes=allocated, limit_bytes=limit, num_rows=num_rows)
+        driver.send(ev.ShardSeen(shard=0, process_incarnation=7, report=report))
+        return [one for one in said(driver) if one.name == "memory short"]
+
+    assert not heard(849)
+    assert not heard(990, num_rows=0), "what does not grow is as large as it will be"
+    assert not heard(990, limit=0)
+    (one,) = heard(850)
+    assert (one.level, one.line) == (AMBER, "Ps 0 uses 85 % of its memory")
+    assert "start more servers" in one.advice
+
+
 def test_a_follower_that_stays_behind_is_named_until_it_has_the_newest_weights() -> None:
     driver, _ = trained(0)
     watcher = driver.register(kind=ParticipantKind.OBSERVER).participant

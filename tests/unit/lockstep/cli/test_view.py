@@ -150,11 +150,38 @@ def test_a_step_of_the_status_shows_weights_that_differ() -> None:
 
 def test_the_status_has_all_that_a_parameter_server_reports_in_the_unit_that_suits_it() -> None:
     report = ShardReport(
-        allocated_bytes=18_944, variables_bytes=2_048, num_pushes=7, num_nonfinite=3, last_apply_s=0.0008, cpu_s=61.25, num_rows=5
+        allocated_bytes=18_944,
+        limit_bytes=1 << 20,
+        variables_bytes=2_048,
+        num_pushes=7,
+        num_nonfinite=3,
+        last_apply_s=0.0008,
+        cpu_s=61.25,
+        num_rows=5,
     )
     text = all_of(dataclasses.replace(STATUS, shards=(server_status(0), server_status(1, report=report))))
     lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
-    assert ["1", "18.5 KiB", "2.0 KiB", "0 B", "0", "7", "0", "0", "3", "0", "0.8 ms", "0 B", "61.2 s", "5", "0", "0", "0", "0"] in lines
+    assert [
+        "1",
+        "18.5 KiB",
+        "1.0 MiB",
+        "2.0 KiB",
+        "0 B",
+        "0",
+        "7",
+        "0",
+        "0",
+        "3",
+        "0",
+        "0.8 ms",
+        "0 B",
+        "61.2 s",
+        "5",
+        "0",
+        "0",
+        "0",
+        "0",
+    ] in lines
     assert "nonfinite" not in all_of(STATUS), "nobody has been looked at yet"
 
 
