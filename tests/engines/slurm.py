@@ -114,15 +114,20 @@ class Slurm:
         self.job = self.command("sbatch", "--parsable", f"--output={out}", f"--chdir={self.directory}", *limits, str(script)).strip()
         return Demo(out, lambda: _ENDED.get(self.state))
 
+    def limit_time(self) -> None:
+        """Leaves the job less than two minutes. Slurm looks every 30 s whether to warn, and warns up to 30 s too early."""
+        self.command("scontrol", "update", f"jobid={self.job}", "TimeLimit=2")
+
     @property
     def state(self) -> str:
         """That of the job, for example RUNNING."""
         return self.command("squeue", "-h", "-t", "all", "-j", self.job, "-o", "%T").strip()
 
     def begin_anew(self) -> None:
-        """Has a job that is queued again begin at once: it would wait for two minutes."""
+        """Has a job that is queued again begin soon, with ten minutes: it would wait for two minutes."""
         wait_until(lambda: self.state == "PENDING", what="it is queued again", timeout_s=120)
-        self.command("scontrol", "update", f"jobid={self.job}", "StartTime=now")
+        # Not in the second in which it has ended: a node takes no job whose credential it has revoked then, and times are in whole seconds.
+        self.command("scontrol", "update", f"jobid={self.job}", "StartTime=now+2", "TimeLimit=10")
 
     def run_again(self) -> None:
         self.begin_anew()

@@ -52,11 +52,11 @@ def test_a_job_at_its_time_limit_saves_though_nothing_has_warned_it(engine: Slur
 
 
 def test_a_job_whose_time_is_up_continues_in_the_next_one(engine: Slurm) -> None:
-    run = engine.run(limits=("--time=1", "--signal=B:USR1@45"))
+    run = engine.run(limits=("--time=10", "--signal=B:USR1@90"))
     run.await_step(1)
+    engine.limit_time()  # only now: its signal may come before the launcher is there
     engine.begin_anew()
     saved = re.findall(r"\[lockstep\] saved: (step-\d+)", run.out)
     assert saved and f"job {engine.job} goes into the queue again" in run.out, run.out
-    engine.command("scontrol", "update", f"jobid={engine.job}", "TimeLimit=10")
     run.assert_trained()
     assert f"restored tag={saved[0]}" in run.out
