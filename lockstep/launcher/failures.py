@@ -116,8 +116,9 @@ class ClusterWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the roles have ended after a training, so that workers which only stand for others have nothing to stand for."""
-        return not any(role.is_running for role in self._cluster.roles) and self._cluster.trained_until() is not None
+        """Whether the roles have ended after a training, and the workers only stand for others, so that they have nothing to stand for."""
+        has_roles = any(role.is_running for role in self._cluster.roles)
+        return self._cluster.spec.has_standins and not has_roles and self._cluster.trained_until() is not None
 
     def see(self, ended: Iterable[Process]) -> None:
         """Handles processes that have ended. Raises ClusterFailed, with the launcher's exit code, if training cannot continue."""
@@ -176,21 +177,27 @@ class ClusterWatch:
         """
         self.close()
         poller, workers = self.ask_chief(), self._cluster.workers
+
+        def have_left() -> bool:
+            # What stands for others does not leave as they do, but the chief ends once they have left.
+            return not self.has_running_workers or (self._cluster.spec.has_standins and not self._cluster.chief.is_running)
+
         if self._cluster.chief.is_running:
             poller.finish(why, interrupts=True)
         if self._cluster.chief.is_running and self.has_running_workers:
             self._say_if_read(f"interrupting training, waiting up to {_LEAVE_S:g} s for the workers to leave; Ctrl-C ends all at once")
-            if not supervisor.await_end(lambda: not self.has_running_workers, grace_s=_LEAVE_S):
+            if not supervisor.await_end(have_left, grace_s=_LEAVE_S):
                 return
         if self._failed and (later := later_failures(workers, self._failed)):
             self._say_if_read(list_words([*self._failed, *later]))
         for number, grace_s in _SIGNALS:
-            if not (left := [worker for worker in workers if worker.is_running]):
+            if have_left():
                 break
+            left = [worker for worker in workers if worker.is_running]
             self._say_if_read(f"{number.name} to {', '.join(f'{worker.name} (pid {worker.pid})' for worker in left)}: still running")
             for worker in left:
                 worker.signal_group(number)
-            if not supervisor.await_end(lambda: not self.has_running_workers, grace_s=grace_s):
+            if not supervisor.await_end(have_left, grace_s=grace_s):
                 return
         begin = time.monotonic()
         if self._cluster.spec.has_checkpoints and self._cluster.chief.is_running:

@@ -43,7 +43,9 @@ class ClusterSpec:
             # Other machines that the processes run on; none: all run here.
             self.hosts = parse_hosts(given[options.HOSTS]) if self.engine is None else self.engine.hosts
             self.num_workers = given[options.NUM_WORKERS] or (self.engine.num_workers if self.engine is not None else 0) or 1
-            if self.engine is not None and self.engine.starts_workers and self.num_workers != self.engine.num_workers:
+            # The workers only stand for programs that the engine itself has started.
+            self.has_standins = self.engine is not None and self.engine.starts_workers
+            if self.engine is not None and self.has_standins and self.num_workers != self.engine.num_workers:
                 raise InvalidSpec(f"--workers: got {self.num_workers}, and {given[options.ENGINE]} has started {self.engine.num_workers}")
             # The host of each worker, if the engine has placed them.
             self.places: tuple[Host, ...] = ()

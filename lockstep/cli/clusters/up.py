@@ -181,10 +181,9 @@ def _train(cluster: LaunchedCluster, watch: ClusterWatch, *, supervisor: Supervi
 
     poller, waits = watch.ask_chief(), WaitWords(output.note, runs_all=lambda: all(worker.is_running for worker in cluster.workers))
     last = LastWorkers(cluster, poller=poller, say=output.failure)
-    has_programs = cluster.spec.engine is None or not cluster.spec.engine.starts_workers
     try:
         try:
-            while watch.has_running_workers and not last.is_time_up and (has_programs or not watch.is_over):
+            while watch.has_running_workers and not last.is_time_up and not watch.is_over:
                 watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
                 last.see()
                 waits.see(poller.status, now=time.monotonic())

@@ -351,6 +351,23 @@ def test_an_interrupted_worker_that_stays_gets_one_signal_after_the_other(scene:
     assert not hurried.cluster.workers[0].signals, "the supervisor ends all at once"
 
 
+def test_what_stands_for_workers_of_an_engine_is_not_waited_for_once_the_chief_has_ended(
+    scene: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"RANK": "0", "SIZE": "2", "LOCAL_SIZE": "2"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", text)
+    found = scene(workers=2, engine="mpi")
+    begin = found.supervisor.now
+
+    def end() -> None:
+        for role in found.cluster.roles:
+            role.returncode = 0
+
+    found.supervisor.happens = end
+    found.watch.interrupt(cast(Any, found.supervisor), "SIGTERM")
+    assert found.supervisor.now == begin and not any(worker.signals for worker in found.cluster.workers), found.said
+
+
 def test_workers_that_leave_too_few_behind_end_the_training_early_and_get_time_to_leave(scene: Open) -> None:
     waits = cluster_status(
         worker_status(0, is_waiting=True), worker_status(1, is_waiting=False, state="left"), worker_status(2, is_waiting=True),
