@@ -269,6 +269,11 @@ class LaunchedCluster:
         self.workers[index] = self._start(self._worker_spec(index, pause_s=pause_s))
         return self.workers[index]
 
+    def has_begun(self, process: Process) -> bool:
+        """Whether a process that was started runs on its host, and does not wait for room there, or for an address."""
+        is_told = self._hosts is None or not Hosts.task_of(process.name, private=self._supervisor.directory).exists()
+        return is_told and process.name not in self._held
+
     def _start(self, spec: ProcessSpec) -> Process:
         """Starts a process again; one that has to wait for others begins when it finds its task."""
         self._held.discard(spec.name)

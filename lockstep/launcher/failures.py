@@ -111,14 +111,14 @@ class ClusterWatch:
 
     @property
     def has_running_workers(self) -> bool:
-        """Whether a worker is still running."""
-        return any(worker.is_running for worker in self._cluster.workers)
+        """Whether a worker is still running. Once the roles have ended after a training, those do not count that have nothing to end.
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the roles have ended after a training, and the workers only stand for others, so that they have nothing to stand for."""
-        has_roles = any(role.is_running for role in self._cluster.roles)
-        return self._cluster.spec.has_standins and not has_roles and self._cluster.trained_until() is not None
+        These are the ones that only stand for others, and the ones that have not begun, since no host has had room for them.
+        """
+        running = [worker for worker in self._cluster.workers if worker.is_running]
+        if any(role.is_running for role in self._cluster.roles) or self._cluster.trained_until() is None:
+            return bool(running)
+        return not self._cluster.spec.has_standins and any(map(self._cluster.has_begun, running))
 
     def see(self, ended: Iterable[Process]) -> None:
         """Handles processes that have ended. Raises ClusterFailed, with the launcher's exit code, if training cannot continue."""

@@ -150,5 +150,5 @@ class Hosts:
 
     @staticmethod
     def task_of(name: str, *, private: Path) -> Path:
-        """Returns the file with the orders of a process, which begins when it finds it, and removes it."""
+        """Returns the file with the orders of a process, which begins on its host after finding it, and then removes it."""
         return private / f"{name.replace(' ', '-')}.task"

@@ -1,10 +1,10 @@
 """Stands here for a process on another host: passes on its output, its files, signals and its end. A program of its own, stdlib only.
 
-Run as `python -I -S remote.py TASK`, with a JSON file that it waits for and removes. `reach` is the command that runs the agent
-(`agent.py`) on the host, such as ssh; the agent reads the rest as its first line of standard input. What it answers begins with a mark,
-after what a login prints, and is a series of frames: a letter, a length, that many bytes. `o` is output of the process; `j` is JSON: a file
-of the process to be written here, or its end. Later lines to the agent are signals, and signs of life; so each side notices when the other
-is gone.
+Run as `python -I -S remote.py TASK`, with a JSON file that it waits for, and removes once the agent runs. `reach` is the command that runs
+the agent (`agent.py`) on the host, such as ssh; the agent reads the rest as its first line of standard input. What it answers begins with a
+mark, after what a login prints and signs of life from what waits for room there, and is a series of frames: a letter, a length, that many
+bytes. `o` is output of the process; `j` is JSON: a file of the process to be written here, or its end. Later lines to the agent are
+signals, and signs of life; so each side notices when the other is gone.
 """
 
 import json
@@ -24,6 +24,8 @@ from types import FrameType
 from typing import Any
 
 MARK = b"\x1elockstep-agent\n"
+# A sign of life before the mark.
+WAITS = b"\0"
 HEAD = struct.Struct(">cI")
 # A link that is cut for 20 s may be silent for 40 s: TCP tries again after pauses that double.
 BEAT_S, SILENT_S = 5.0, 45.0
@@ -36,7 +38,8 @@ _END_S, _LOOK_S = 2.0, 0.05
 class Remote:
     """The process on the other host."""
 
-    def __init__(self, task: dict[str, Any]) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path, task = path, json.loads(path.read_text())
         self._host, self._directory, reach = task["host"], Path(task["private"]), task.pop("reach")
         self._program, self._attempt = reach[0], shlex.join(reach)
         self._files = frozenset(task["returns"])
@@ -86,9 +89,11 @@ class Remote:
         self._received += data
         if not self._has_begun:
             before, mark, rest = self._received.partition(MARK)
+            self._received = before.replace(WAITS, b"")
             if not mark:
                 return
-            os.write(1, before)  # what a login printed
+            self._path.unlink()
+            _write(bytes(self._received))  # what a login printed
             self._received, self._has_begun = rest, True
         while len(self._received) >= HEAD.size:
             kind, length = HEAD.unpack_from(self._received)
@@ -134,14 +139,12 @@ def main(path: Path) -> None:
     """Ends as the process on the other host did."""
     while not path.exists():  # polls: no call waits for a file
         time.sleep(_LOOK_S)
-    task = json.loads(path.read_text())
-    path.unlink()  # it may hold keys
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     for number in _PASSED_ON:
         signal.signal(number, _wake)
-    end = Remote(task).run(reader)
+    end = Remote(path).run(reader)
     if end < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core that counts is on the other host
         if -end not in (signal.SIGKILL, signal.SIGSTOP):

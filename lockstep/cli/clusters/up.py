@@ -183,7 +183,7 @@ def _train(cluster: LaunchedCluster, watch: ClusterWatch, *, supervisor: Supervi
     last = LastWorkers(cluster, poller=poller, say=output.failure)
     try:
         try:
-            while watch.has_running_workers and not last.is_time_up and not watch.is_over:
+            while watch.has_running_workers and not last.is_time_up:
                 watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
                 last.see()
                 waits.see(poller.status, now=time.monotonic())

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from lockstep.launcher.remote import WAITS
 
 # Where a worker finds the function that it runs, and leaves its result: a directory.
 FUNCTION_VARIABLE = "LOCKSTEP_RAY_FUNCTION"
@@ -197,7 +199,7 @@ class Bridge:
         where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         place = Place.options(scheduling_strategy=where, **takes).remote()  # type: ignore[attr-defined]
         try:
-            self._await(place, f"waiting until Ray has {takes} for {name} on node {node[:6]}\n", sinks[_ERROR])
+            self._await(place, f"waiting until Ray has {takes} for {name} on node {node[:6]}\n", sinks)
             threading.Thread(target=_pass_on, args=(source, place), name="lockstep-bridge", daemon=True).start()
             output = place.run.options(num_returns="streaming").remote(command, first, self._function if is_worker else None)
             for kind, data in map(ray.get, output):
@@ -208,14 +210,14 @@ class Bridge:
         finally:
             ray.kill(place)
 
-    def _await(self, place: Any, words: str, sink: int) -> None:
-        """Waits until the actor is there, and says so after a while."""
+    def _await(self, place: Any, words: str, sinks: Mapping[int, int]) -> None:
+        """Waits until the actor is there, and says so after a while. Raises BrokenPipeError soon after who waits for it has ended."""
         ready = place.is_ready.remote()
-        try:
-            ray.get(ready, timeout=_SAY_AFTER_S)
-        except GetTimeoutError:
-            os.write(sink, words.encode())
-            ray.get(ready)
+        while not ray.wait([ready], timeout=_SAY_AFTER_S)[0]:
+            os.write(sinks[_ERROR], words.encode())
+            os.write(sinks[_OUT], WAITS)
+            words = ""
+        ray.get(ready)
 
 
 def takes_of(options: Mapping[str, Any]) -> dict[str, float]:

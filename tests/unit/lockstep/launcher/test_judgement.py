@@ -368,6 +368,19 @@ def test_what_stands_for_workers_of_an_engine_is_not_waited_for_once_the_chief_h
     assert found.supervisor.now == begin and not any(worker.signals for worker in found.cluster.workers), found.said
 
 
+def test_a_worker_that_has_not_begun_is_not_waited_for_once_the_roles_have_ended_after_a_training(scene: Open) -> None:
+    found = scene()
+    first, second, third = found.cluster.workers
+    found.cluster.has_begun = lambda worker: worker is not third
+    first.returncode = second.returncode = 0
+    assert found.watch.has_running_workers
+    found.train_until(epoch=1, step=10)
+    assert found.watch.has_running_workers, "it may still come and hear it"
+    for role in found.cluster.roles:
+        role.returncode = 0
+    assert not found.watch.has_running_workers
+
+
 def test_workers_that_leave_too_few_behind_end_the_training_early_and_get_time_to_leave(scene: Open) -> None:
     waits = cluster_status(
         worker_status(0, is_waiting=True), worker_status(1, is_waiting=False, state="left"), worker_status(2, is_waiting=True),
