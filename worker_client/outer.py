@@ -127,7 +127,7 @@ class DiLoCo:
         # Of each variable's last contribution, some elements; what the last outer step came to.
         self._deltas: dict[str, Array] = {}
         self._outer_rate: dict[str, float] = {}
-        # The most inner steps, where speed says how many; when the present ones began, and how long this worker has waited since.
+        # The most inner steps, where speed says how many; when the present ones began, and how much of the time since was spent here.
         self._most, self._began_s, self._waited_s = sync_every if by_speed else None, monotonic(), 0.0
         # A contribution that is under way, and one that ended in an error.
         self._under_way: tuple[_Contribution, Job] | None = None
@@ -244,15 +244,15 @@ class DiLoCo:
         metrics, self._metrics = {**self._correlation(gradients), **self._outer_rate, **self._metrics}, {}
         self._num_since, self._outer_rate = 0, {}
         self._begin(made, lambda: self._exchange(made, metrics))
+        self._began_s, self._waited_s = monotonic(), 0.0
 
     def _begin(self, made: _Contribution, exchange: Callable[[], _Answer]) -> None:
         if self._delay and made.alpha is not None:
             self._lane = self._lane or Lane(f"lockstep-{self._session.worker_index}-outer")
             job = self._lane.submit(exchange)
         else:
-            job, began_s = Job(exchange), monotonic()
+            job = Job(exchange)
             job.run()
-            self._waited_s += monotonic() - began_s
         self._under_way = made, job
 
     def _exchange(self, made: _Contribution, metrics: Mapping[str, Any]) -> _Answer:
@@ -281,7 +281,6 @@ class DiLoCo:
         assert self._under_way is not None
         (made, job), began_s = self._under_way, monotonic()
         job.wait()
-        self._waited_s += monotonic() - began_s
         self._under_way = None
         if job.error is not None:
             self._failed, self._deltas = made, {}
@@ -308,6 +307,7 @@ class DiLoCo:
         if self._most is not None and not session.is_finished:
             of_each = session.inner_steps(self._most) // len(self._groups)
             self.sync_every = max(1, self._delay, of_each) * len(self._groups)
+        self._waited_s += monotonic() - began_s
         self.global_step, self._num_rollbacks, self._is_over = session.local_step, session.num_rollbacks, session.is_finished
         self._turn = (session.local_step if session.policy.has_common_steps else self._turn + 1) % len(self._groups)
         return given
@@ -320,11 +320,9 @@ class DiLoCo:
 
     def _tell_speed(self) -> None:
         """Has the next contribution say how long its inner steps took. Once their values are there: devices compute late."""
-        now_s = monotonic()
         if self._most is not None and self._num_since:
-            made = self._num_since, max(1e-6, now_s - self._began_s - self._waited_s)
+            made = self._num_since, max(1e-6, monotonic() - self._began_s - self._waited_s)
             self._session.inner_steps(self._most, made=made)
-        self._began_s, self._waited_s = now_s, 0.0
 
     def _correlation(self, gradients: Mapping[str, Array]) -> dict[str, float]:
         """Returns the cosine between these and those that the same variables had before, as a metric; keeps these."""

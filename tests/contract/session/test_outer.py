@@ -162,6 +162,13 @@ def test_by_speed_a_slow_worker_makes_fewer_inner_steps(
     start: Start, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], slow: int
 ) -> None:
     monkeypatch.setattr(outer, "monotonic", clock := Clock())
+    exchange = Session.step
+
+    def step(*args: Any, **options: Any) -> Any:
+        clock.go(1000.0)  # is no inner step
+        return exchange(*args, **options)
+
+    monkeypatch.setattr(Session, "step", step)
     cluster, found = start(Shape(num_ps=2, num_workers=2, max_steps=8)), {}
 
     def work(worker: int) -> None:
