@@ -109,6 +109,8 @@ class DiLoCo:
             raise InvalidSpec(f"session: got a {type(session).__name__}, want what lockstep.connect() or lockstep.local() returns")
         check_numbers(sync_every=sync_every, fragments=fragments, delay=delay, alpha=alpha)
         known = session.model().variables
+        if unknown := sorted({*(names or ())} - {spec.name for spec in known}):
+            raise InvalidSpec(f"names: the model has no variable {unknown[0]!r}")
         if tables := [spec.name for spec in known if spec.is_sparse and (names is None or spec.name in names)]:
             raise InvalidSpec(f"{tables[0]!r} is a table on the servers, whose rows take no inner steps: make it a dense variable")
         self._specs = {spec.name: spec for spec in known if names is None or spec.name in names}
@@ -138,6 +140,11 @@ class DiLoCo:
         self.inner_state: dict[str, Array] = {}
         self.values = {name: value.copy() for name, value in self._anchors.items()}
         self._kept = None if inner_state_dir is None else Path(inner_state_dir, f"worker-{session.worker_index}.state")
+        if self._kept is not None:
+            try:
+                self._kept.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InvalidSpec(f"inner_state_dir: {self._kept.parent} cannot be made: {error}") from None
         self._restore()
 
     @property
@@ -232,7 +239,7 @@ class DiLoCo:
         """Begins to contribute these fragments."""
         session = self._session
         names = [name for group in groups for name in self._groups[group]]
-        now = {name: _array(name, values[name], self._specs[name]) for name in names}
+        now = {name: _array(name, values, self._specs[name]) for name in names}
         gradients = {name: self._anchors[name] - now[name] for name in names if not self._specs[name].is_state}
         is_mine = session.worker_index == 0
         updates = {name: now[name].copy() for name in names if self._specs[name].is_state and (is_mine or name not in self._counts)}
@@ -361,8 +368,7 @@ class DiLoCo:
             "anchors": {name: _digest(value) for name, value in self._anchors.items()},
             "inner": [*inner],
         }
-        arrays = [_bytes(_array(name, values[name], spec)) for name, spec in self._specs.items()]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = [_bytes(_array(name, values, spec)) for name, spec in self._specs.items()]
         incomplete = path.with_suffix(".incomplete")
         with incomplete.open("wb") as file:
             for array in (np.frombuffer(json.dumps(about).encode(), np.uint8), *arrays, *map(np.asarray, inner.values())):
@@ -475,8 +481,11 @@ def _metric(name: str, dividend: float, divisor: float) -> dict[str, float]:
     return {name: dividend / divisor} if is_known else {}
 
 
-def _array(name: str, value: Any, spec: VariableSpec) -> Array:
-    array = np.asarray(value)
+def _array(name: str, values: Mapping[str, Any], spec: VariableSpec) -> Array:
+    try:
+        array = np.asarray(values[name])
+    except KeyError:
+        raise InvalidSpec(f"values: {name!r} is missing: give those of all variables that this DiLoCo has") from None
     if array.shape != spec.shape or array.dtype != spec.data_type.dtype:
         raise InvalidSpec(
             f"values: {name!r} is {array.dtype} of shape {array.shape}, and the variable {spec.data_type.dtype} of {spec.shape}: give the"

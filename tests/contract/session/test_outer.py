@@ -375,6 +375,8 @@ def test_after_a_rollback_values_are_those_that_training_goes_on_from(start: Sta
         ({"sync_every": 10, "fragments": 5}, "fragments: got 5, want at most as many as variables, 4"),
         ({"sync_every": 4, "fragments": 2, "delay": 3}, "delay: got 3, want at most sync_every / fragments = 2"),
         ({"sync_every": 4, "alpha": 1.0}, "alpha: got 1.0, want a number of at least 0 and below 1"),
+        ({"sync_every": 4, "names": ["a", "z"]}, "names: the model has no variable 'z'"),
+        ({"sync_every": 4, "inner_state_dir": f"{__file__}/state"}, "inner_state_dir: .* cannot be made"),
     ],
 )
 def test_misuse_is_said(options: dict[str, Any], words: str) -> None:
@@ -383,6 +385,8 @@ def test_misuse_is_said(options: dict[str, Any], words: str) -> None:
             DiLoCo(joined(session), **options)
         with pytest.raises(InvalidSpec, match="values: 'a' is float64 of shape"):
             DiLoCo(session, sync_every=1).step({name: value.astype(np.float64) for name, value in FIRST.items()})
+        with pytest.raises(InvalidSpec, match="values: 'a' is missing"):
+            DiLoCo(session, sync_every=1).step({name: value for name, value in FIRST.items() if name != "a"})
 
 
 def joined(session: Session, optimizer: Any = OUTER) -> Session:
