@@ -39,7 +39,8 @@ def role_to_call_as(security: Security) -> CallerRole:
         tokens = parse_tokens(security.token_file.read_text(encoding="utf-8"), name=str(security.token_file))
     except (OSError, UnicodeDecodeError, InvalidSpec):
         return CallerRole.ADMIN  # another check reports what is wrong with the file
-    return next((role for role in _PREFERRED if role in tokens.values()), CallerRole.ADMIN)
+    roles = {grant.role for grant in tokens.values()}
+    return next((role for role in _PREFERRED if role in roles), CallerRole.ADMIN)
 
 
 def _token_file(path: Path) -> Iterator[Finding]:
@@ -55,7 +56,7 @@ def _token_file(path: Path) -> Iterator[Finding]:
     except InvalidSpec as error:
         yield fail("token file", error.message, "make one: lockstep certs create")
         return
-    roles = sorted({role.value if role is not None else "any role" for role in tokens.values()})
+    roles = sorted({grant.role.value if grant.role is not None else "any role" for grant in tokens.values()})
     yield ok("token file", f"{path} has tokens for {', '.join(roles)}")
     yield _permissions("token file", path)
 

@@ -2,15 +2,18 @@
 
 import hashlib
 import logging
+import math
 import os
 import secrets
 import stat
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ps_protocol.errors import InvalidSpec, Unauthenticated
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.options import check_token
 
@@ -48,20 +51,35 @@ def write_secret(path: Path, text: str | bytes) -> None:
     temporary.replace(path)
 
 
-def parse_tokens(text: str, *, name: str) -> dict[str, CallerRole | None]:
-    """Returns the tokens of a file in its order, each with its role; None for a bare token. Raises InvalidSpec, which quotes no token."""
-    tokens: dict[str, CallerRole | None] = {}
+@light_dataclass(frozen=True, slots=True)
+class Grant:
+    """What a token stands for: a role, None for that of the caller; and the time of the epoch, in seconds, at which it ends."""
+
+    role: CallerRole | None
+    ends_s: float = math.inf
+
+
+def parse_tokens(text: str, *, name: str) -> dict[str, Grant]:
+    """Returns the tokens of a file in its order. Raises InvalidSpec, which quotes no token.
+
+    A line is a token, or a role and a token, or these and the time at which the token ends: 2026-12-31, or 2026-12-31T18:00Z. UTC, unless
+    the time says otherwise.
+    """
+    tokens: dict[str, Grant] = {}
     roles = {role.value: role for role in CallerRole}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
-        if len(words) > 2 or (len(words) == 2 and words[0] not in roles):
-            raise InvalidSpec(f"{name} line {number}: want a role and a token; the roles are {', '.join(roles)}")
-        check_token(words[-1], f"{name} line {number}")
-        role = roles[words[0]] if len(words) == 2 else None
-        if tokens.setdefault(words[-1], role) is not role:
-            raise InvalidSpec(f"{name} line {number}: one token for two roles; each role needs a token of its own")
+        if len(words) > 3 or (len(words) > 1 and words[0] not in roles):
+            raise InvalidSpec(
+                f"{name} line {number}: want a role, a token, and the time at which it ends if it does; the roles are {', '.join(roles)}"
+            )
+        role, token = (roles[words[0]], words[1]) if len(words) > 1 else (None, words[0])
+        check_token(token, f"{name} line {number}")
+        grant = Grant(role, _time_of(words[2], f"{name} line {number}") if len(words) > 2 else math.inf)
+        if tokens.setdefault(token, grant) != grant:
+            raise InvalidSpec(f"{name} line {number}: one token for two roles or with two ends; give each line a token of its own")
     if not tokens:
         raise InvalidSpec(f"{name}: there is no token in it; want lines like: worker {'0123456789abcdef' * 2}")
     return tokens
@@ -73,8 +91,8 @@ def token_of(path: Path, role: CallerRole) -> str:
         tokens = parse_tokens(path.read_text(encoding="utf-8"), name=str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSpec(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
-    for token, one in tokens.items():
-        if one is role:
+    for token, grant in tokens.items():
+        if grant.role is role:
             return token
     raise InvalidSpec(f"{path}: there is no token for the role {role.value} in it")
 
@@ -139,7 +157,8 @@ class TokenTable:
 
     def __init__(self, path: Path) -> None:
         self._file = WatchedFile(path, settles=True)
-        self._roles: dict[bytes, CallerRole] = {}
+        self._grants: dict[bytes, Grant] = {}
+        self._next_end_s = math.inf
         self._version = 0
         self._load(self._file.changed() or "")
 
@@ -155,10 +174,13 @@ class TokenTable:
             raise Unauthenticated("missing token. Set LOCKSTEP_TOKEN_FILE or pass token=")
         given = authorization.decode("utf-8", "replace") if isinstance(authorization, bytes) else authorization
         # By digest: how long the search takes says nothing about a token.
-        role = self._roles.get(_digest(given.removeprefix(_SCHEME))) if given.startswith(_SCHEME) else None
-        if role is None:
+        grant = self._grants.get(_digest(given.removeprefix(_SCHEME))) if given.startswith(_SCHEME) else None
+        if grant is None or grant.role is None:
             raise Unauthenticated("invalid token")
-        return role
+        if time.time() >= grant.ends_s:
+            ended = datetime.fromtimestamp(grant.ends_s, UTC).isoformat(timespec="minutes")
+            raise Unauthenticated(f"the token ended at {ended}. Ask for a new one")
+        return grant.role
 
     def is_token_of(self, role: CallerRole, authorization: str | bytes | None) -> bool:
         """Whether a header "Bearer …" has a good token of the role."""
@@ -169,21 +191,27 @@ class TokenTable:
 
     def renew(self) -> None:
         """Looks whether the file has changed, once a second at most. Never raises: what cannot be used changes nothing."""
+        if time.time() >= self._next_end_s:
+            self._count_ends()
         text = self._file.changed()
         if text is None:
             return
         try:
             self._load(text)
-            log.info("read the tokens again path=%s num=%d", self._file.path, len(self._roles))
+            log.info("read the tokens again path=%s num=%d", self._file.path, len(self._grants))
         except InvalidSpec as error:
             log.warning("the changed token file is not right, the tokens read before stay good cause=%s", error.message)
 
     def _load(self, text: str) -> None:
         tokens = parse_tokens(text, name=str(self._file.path))
-        bare = [token for token, role in tokens.items() if role is None]
-        if bare:
+        if any(grant.role is None for grant in tokens.values()):
             raise InvalidSpec(f"{self._file.path}: a token without a role; a server needs lines: role token")
-        self._roles = {_digest(token): role for token, role in tokens.items() if role is not None}
+        self._grants = {_digest(token): grant for token, grant in tokens.items()}
+        self._count_ends()
+
+    def _count_ends(self) -> None:
+        now_s = time.time()
+        self._next_end_s = min((one.ends_s for one in self._grants.values() if one.ends_s > now_s), default=math.inf)
         # Last: a reader of the new number finds the new tokens.
         self._version += 1
 
@@ -206,7 +234,7 @@ class TokenSource:
     def _load(self, text: str) -> None:
         try:
             tokens = parse_tokens(text, name=str(self._file.path))
-            by_role = {role: token for token, role in reversed(tokens.items())}
+            by_role = {grant.role: token for token, grant in reversed(tokens.items())}
             own = next((by_role[role] for role in (None, self._role, *_STAND_INS.get(self._role, ())) if role in by_role), None)
             if own is None:
                 raise InvalidSpec(f"{self._file.path}: there is no token for the role {self._role.value} in it")
@@ -241,3 +269,11 @@ def tokens_beside(socket_path: str) -> Path | None:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
+
+def _time_of(word: str, where: str) -> float:
+    try:
+        at = datetime.fromisoformat(word)
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise InvalidSpec(f"{where}: the third word is no time; want the time at which the token ends, such as 2026-12-31") from None

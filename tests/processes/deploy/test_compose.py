@@ -138,7 +138,8 @@ def test_each_container_has_the_secrets_of_its_role_and_no_other(tmp_path: Path)
     found = {path.name: {file.name for file in path.iterdir()} for path in (tmp_path / "volumes").iterdir()}
     of_a_server = {"ca.pem", "cert.pem", "cert.key", "tokens"}
     assert found == {"ps-secrets": of_a_server, "chief-secrets": of_a_server, "worker-secrets": {"ca.pem", "token"}}
-    assert [*parse_tokens((tmp_path / "volumes/worker-secrets/token").read_text(), name="token").values()] == [CallerRole.WORKER]
+    grants = parse_tokens((tmp_path / "volumes/worker-secrets/token").read_text(), name="token").values()
+    assert [grant.role for grant in grants] == [CallerRole.WORKER]
     for path in stamps[0]:
         assert path.suffix == ".pem" or path.stat().st_mode & 0o77 == 0, path
 

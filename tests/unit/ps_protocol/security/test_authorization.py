@@ -2,6 +2,7 @@
 
 import os
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,23 @@ def test_tokens_are_replaced_without_an_interruption(tmp_path: Path, monkeypatch
         table.role_of(f"Bearer {old}")
 
 
+def test_a_token_ends_at_its_time_and_calls_that_began_with_it_are_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, other = new_token(), new_token()
+    end_s = datetime(2026, 12, 31, 18, tzinfo=UTC).timestamp()
+    now_s = [end_s - 1]
+    monkeypatch.setattr("ps_protocol.security.tokens.time.time", lambda: now_s[0])
+    table = TokenTable(write(tmp_path / "tokens", f"worker {token} 2026-12-31T19:00+01:00\nworker {other}\n"))
+    version = table.version
+    assert table.role_of(f"Bearer {token}") is CallerRole.WORKER
+    assert table.version == version
+    now_s[0] = end_s
+    with pytest.raises(Unauthenticated, match=r"^the token ended at 2026-12-31T18:00\+00:00\. Ask for a new one$"):
+        table.role_of(f"Bearer {token}")
+    assert table.version == version + 1
+    assert table.role_of(f"Bearer {other}") is CallerRole.WORKER
+    assert table.version == version + 1, "once for each end"
+
+
 @pytest.mark.parametrize("broken", ["", "worker short\n", "king 0123456789abcdef\n", "\xff"])
 def test_file_that_becomes_wrong_leaves_the_tokens_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setattr(tokens, "LOOK_INTERVAL_S", 0.0)
@@ -155,9 +173,11 @@ def test_a_file_that_stays_away_is_spoken_of_once(
     [
         ("", "there is no token in it"),
         ("king 0123456789abcdef", "the roles are chief, worker"),
-        ("worker a b", "want a role and a token"),
+        ("worker a b c", "want a role, a token, and the time"),
+        ("worker 0123456789abcdef tomorrow", "line 1: the third word is no time"),
         ("worker short", "16 to 1024 printable"),
         ("worker 0123456789abcdef\nchief 0123456789abcdef", "line 2: one token for two roles"),
+        ("worker 0123456789abcdef\nworker 0123456789abcdef 2026-12-31", "line 2: one token for two roles or with two ends"),
         ("worker 0123456789abcdé", "printable ASCII"),
     ],
 )
