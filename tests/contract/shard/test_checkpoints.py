@@ -187,9 +187,10 @@ def test_deltas_restore_on_any_number_of_shards_what_a_full_checkpoint_would(ope
     assert restored.state() == saved.state()
 
 
+@pytest.mark.parametrize("options", [{}, {"max_age_steps": 2}, {"max_rows": 0, "max_age_steps": 1, "admit_probability": 0.5}])
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_rows_whose_keys_changed_in_a_delta_are_those_of_the_new_keys(open_training: Open, num_shards: int) -> None:
-    saved, restored = open_training(2, model=evicting_model()), open_training(num_shards, model=evicting_model())
+def test_rows_whose_keys_changed_in_a_delta_are_those_of_the_new_keys(open_training: Open, num_shards: int, options: Any) -> None:
+    saved, restored = (open_training(count, model=evicting_model(**options)) for count in (2, num_shards))
     saved.create()
     chain = save_chain(saved)
     assert chain[-1].bases
