@@ -18,7 +18,7 @@ from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import bytes_text, table
 from lockstep.cli.progress import shown
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
-from ps_protocol.checkpoint.storage import CheckpointStorage
+from ps_protocol.checkpoint.storage import CheckpointStorage, LocalStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PsError
 from ps_protocol.process.ending import exit_at_sigterm
 from ps_protocol.process.exit_codes import ExitCode
@@ -159,12 +159,14 @@ def run_checkpoint_export(arguments: argparse.Namespace) -> Answer:
 
 def run_checkpoint_changes(arguments: argparse.Namespace) -> Answer:
     """Writes a file for each checkpoint since the last call, and returns their names; with `--follow` says each and goes on."""
-    directory, written = arguments.directory, list[dict[str, object]]()
+    directory, written, storage = arguments.directory, list[dict[str, object]](), _storage_of(arguments)
+    if isinstance(storage, LocalStorage) and Path(storage.place).resolve() in (directory.resolve(), *directory.resolve().parents):
+        raise InvalidSpec(f"{directory}: it lies in {storage.place}, where what is no whole checkpoint is removed; choose a DIR outside")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSpec(f"{directory}: {error.strerror}; choose another DIR") from None
-    changes = ChangesDirectory(_storage_of(arguments), directory, cluster=_cluster_of(arguments))
+    changes = ChangesDirectory(storage, directory, cluster=_cluster_of(arguments))
     if arguments.follow:
         exit_at_sigterm()
     while True:

@@ -214,6 +214,17 @@ def test_changes_after_a_checkpoint_that_cannot_be_read_have_all_rows(
     assert "LAST.json: it is not what was written; remove it" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("below", [(), ("out",), ("step-000000002", "out")])
+def test_changes_are_not_written_where_the_chief_would_remove_them(
+    place: LocalStorage, capsys: pytest.CaptureFixture[str], below: tuple[str, ...]
+) -> None:
+    trained(place)
+    directory, before = Path(place.place).joinpath(*below), sorted(Path(place.place).rglob("*"))
+    assert run("changes", str(directory), place=place) == 2
+    assert "where what is no whole checkpoint is removed; choose a DIR outside" in capsys.readouterr().err
+    assert sorted(Path(place.place).rglob("*")) == before
+
+
 def test_a_crash_leaves_the_same_name_again_and_never_a_gap(place: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training, chain = trained(place)
     out = tmp_path / "out"
