@@ -1,20 +1,24 @@
 """Trains a character model by gradients of each step, and by outer steps of several inner ones: loss, seconds and bytes.
 
-With PyTorch installed, also by gradients that gloo sums, as DistributedDataParallel does.
+With PyTorch installed, also by gradients that gloo sums, as DistributedDataParallel does. A slow network is a relay in each worker's
+process that holds bytes back, a link for each of its connections; gloo has none.
 """
 
 import argparse
 import importlib.util
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import grpc
 import numpy as np
 
 import lockstep
 from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, show
 from benchmarks.harness.language import Language
+from benchmarks.harness.link import NETWORKS, Link
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import as_row, head_rows, human_bytes
 from benchmarks.suites.coordination.learning import run_workers
@@ -51,6 +55,7 @@ class OuterWork:
     alpha: float = 0.0
     wire: str = "float32"
     num_peers: int = 0
+    network: str = "loopback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,9 @@ class AdamW:
 def work(orders: dict[str, Any], station: Station) -> None:
     """Trains as one worker process."""
     order = OuterWork(**orders)
+    if (link := NETWORKS[order.network]) is not None:
+        direct, (rate, delay_s) = grpc.insecure_channel, link
+        grpc.insecure_channel = lambda target, **more: direct(Link(target, rate=rate, delay_s=delay_s).__enter__().address, **more)
     outer = lockstep.momentum(order.outer_rate, order.outer_momentum, use_nesterov=True)
     optimizer = outer if order.sync_every else lockstep.adamw(order.rate, weight_decay=0.01)
     with lockstep.connect(wire=WIRES[order.wire], transport="grpc") as session:
@@ -155,6 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wires", nargs="+", choices=WIRES, default=[*WIRES], help="of outer steps (default all)")
     parser.add_argument("--rate", type=float, default=1e-3, help="AdamW's rate (default 1e-3)")
     parser.add_argument("--outer", type=float, nargs=2, default=[0.7, 0.9], metavar=("RATE", "MOMENTUM"), help="(default 0.7 0.9)")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["loopback"], help="of all rows but gloo's (default loopback)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the batches (default 0 1 2)")
     add_json(parser)
 
@@ -164,14 +173,18 @@ def run(options: argparse.Namespace) -> int:
     if wrong := [every for every in options.every if options.batches % every]:
         raise WrongArguments(f"--every {wrong[0]}: want a divisor of --batches {options.batches}")
     if not options.json:
-        print(head_rows(("steps", "wire", "seed", "loss", "seconds", "bytes of a worker")), flush=True)
-    for seed in options.seeds:
-        for name, num_workers, order in _arms(options, seed):
+        print(head_rows(("steps", "wire", "network", "seed", "loss", "seconds", "bytes of a worker")), flush=True)
+    for seed, network in itertools.product(options.seeds, options.networks):
+        for name, num_workers, made in _arms(options, seed):
+            order = replace(made, network=network)
+            if order.num_peers and network != "loopback":
+                continue
             spec = ClusterSpec(ps=order.fragments, workers=num_workers, tcp=True)
             reports = run_workers(spec, "benchmarks.suites.coordination.outer", order)
             row = {
                 "steps": name,
                 "wire": order.wire,
+                "network": network,
                 "seed": seed,
                 "loss": reports[0]["loss"],
                 "seconds": max(report["seconds"] for report in reports),
@@ -201,4 +214,14 @@ def _arms(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, int, Ou
 
 
 def _in_words(row: dict[str, Any]) -> str:
-    return as_row([row["steps"], row["wire"], str(row["seed"]), f"{row['loss']:.4f}", f"{row['seconds']:.1f}", human_bytes(row["bytes"])])
+    return as_row(
+        [
+            row["steps"],
+            row["wire"],
+            row["network"],
+            str(row["seed"]),
+            f"{row['loss']:.4f}",
+            f"{row['seconds']:.1f}",
+            human_bytes(row["bytes"]),
+        ]
+    )

@@ -24,16 +24,16 @@ from safetensors.numpy import save_file
 
 import worker_client
 from benchmarks.harness.arguments import at_least_one, parse_bytes
+from benchmarks.harness.link import NETWORKS, Link
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes
 from benchmarks.report.figures import human_bytes
-from benchmarks.suites.fresh.link import Link
 from benchmarks.suites.fresh.reader import WIRE, ReaderWork
 from benchmarks.suites.fresh.trainer import NUM_FIRST_STEPS, TrainerWork
 from lockstep.launcher.spec import ClusterSpec
 
 DESCRIPTION = __doc__
 # Bytes a second, and seconds each way; none: loopback as it is.
-NETWORKS: dict[str, tuple[float, float] | None] = {"loopback": None, "1Gbit": (1e9 / 8, 0.0), "100Mbit-50ms": (1e8 / 8, 0.025)}
+_USUAL_NETWORKS = ["loopback", "1Gbit", "100Mbit-50ms"]
 _TIMEOUT_S = 900.0
 _NUM_WARMUP_STEPS = 3
 
@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=parse_bytes, nargs="+", default=[64 << 20], help="bytes of float32, such as 1GiB (default 64MiB)")
     parser.add_argument("--followers", type=at_least_one, nargs="+", default=[1, 8, 64], help="how many follow (default 1 8 64)")
     parser.add_argument("--relays", type=int, default=8, help="relays before the most followers, in a run more (default 8; 0: none)")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=[*NETWORKS], help="what lies before them (default all)")
+    parser.add_argument(
+        "--networks", nargs="+", choices=NETWORKS, default=_USUAL_NETWORKS, help="what lies before them (default all but 100ms)"
+    )
     parser.add_argument("--processes", type=at_least_one, default=8, help="processes that followers are in, at most (default 8)")
     parser.add_argument("--ps", type=at_least_one, default=1, help="parameter servers (default 1)")
     parser.add_argument("--steps", type=at_least_one, default=20, help="steps of a run (default 20)")

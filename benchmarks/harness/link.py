@@ -11,6 +11,14 @@ from contextlib import suppress
 
 from benchmarks.harness.relay import Conditions, Relay
 
+# Bytes a second, and seconds one way: there and back take what the name says.
+NETWORKS: dict[str, tuple[float, float] | None] = {
+    "loopback": None,
+    "1Gbit": (1e9 / 8, 0.0),
+    "1Gbit-100ms": (1e9 / 8, 0.05),
+    "100Mbit-50ms": (1e8 / 8, 0.025),
+    "100Mbit-100ms": (1e8 / 8, 0.05),
+}
 _CHUNK_BYTES = 1 << 15
 # What waits before the link, as in a router.
 _AHEAD_S = 0.01
