@@ -216,8 +216,9 @@ def _servers(status: ClusterStatus) -> list[str]:
 
 
 def _reports(status: ClusterStatus) -> list[str]:
-    """Returns a table of all fields of each parameter server's latest report to the chief."""
-    names = [field.name for field in dataclasses.fields(ShardReport)]
+    """Returns a table of each parameter server's latest report to the chief, without what none of them has any of."""
+    reports = [one.report for one in status.shards if one.report]
+    names = [field.name for field in dataclasses.fields(ShardReport) if any(getattr(one, field.name) for one in reports)]
     rows = [("ps", *(name.removeprefix("num_").removesuffix("_bytes").removesuffix("_s").replace("_", " ") for name in names))]
     rows += [(str(one.index), *(_amount(name, getattr(one.report, name)) for name in names)) for one in status.shards if one.report]
     copies = "(variables of a report: two copies, the next step's beside the present one's; of tables one)"
