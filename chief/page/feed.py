@@ -152,6 +152,8 @@ def _server(one: ServerStatus) -> dict[str, Any]:
         "staged": report.num_staged if report else None,
         "pushes": report.num_pushes if report else None,
         "nonfinite": report.num_nonfinite if report else None,
+        "rows": report.num_rows if report else None,
+        "keys": {name: getattr(report, f"num_{name}") for name in ("made", "evicted", "refused", "unadmitted")} if report else {},
         "cpu_s": _number(report.cpu_s) if report else None,
     }
 

@@ -80,6 +80,24 @@ def test_a_reader_sees_the_training() -> None:
         assert {event[3] for event in seen["events"]} >= {"joined"}
 
 
+def test_a_reader_sees_what_became_of_the_keys_of_tables() -> None:
+    table = worker_client.EmbeddingTable(2, keys="int64", max_rows=4)
+    with (
+        open_server(ParameterServerConfig(index=0)) as server,
+        RunningChief(server.address, page="127.0.0.1:0", total_num_replicas=1) as chief,
+        worker_client.connect(chief.address) as session,
+    ):
+        session.create_or_join({"ids": table}, optimizer=worker_client.sgd(0.5))
+        for first in (0, 100):
+            keys = np.arange(first, first + 4)
+            session.step({"ids": worker_client.IndexedSlices(keys, np.ones((4, 2), np.float32))})
+        reader = Reader(chief.page_url)
+        wait_until(lambda: (reader.cluster()["servers"][0]["keys"] or {}).get("made", 0) > 4, what="the server has reported both steps")
+        (found,) = reader.cluster()["servers"]
+        assert found["rows"] == found["keys"]["made"] - found["keys"]["evicted"] <= 4
+        assert found["keys"]["unadmitted"] == 0
+
+
 def set_learning_rate(chief: RunningChief, rate: float) -> None:
     with client_of(chief) as client:
         client.call(
