@@ -171,7 +171,7 @@ class DiLoCo:
         self._since = [number + 1 for number in self._since]
         given: dict[str, Array] = {}
         is_due = self._is_to_be_repeated() or self._num_since >= max(1, self.sync_every // len(self._groups))
-        if self._under_way is not None and (is_due or self._num_since >= self._delay or self._under_way[1].has_failed):
+        if self._under_way is not None and (is_due or self._num_since >= self._delay or self._under_way[1].error is not None):
             given = self._take(values)
         if is_due and not self._is_over:
             self._contribute(_over(given, values), [self._turn], inner_state, alpha=self._alpha)

@@ -95,7 +95,9 @@ class Checkpoint:
     @property
     def base_tags(self) -> tuple[str, ...]:
         """The checkpoints that it rests on, the oldest first; none if it is a full one."""
-        return tuple(sorted({file.tag for file in self.bases}))
+        # One shard may have written a whole file later than another: the longest row of them has all.
+        chains = [tuple(file.tag for file in self.bases if file.shard == shard) for shard in range(self.num_shards)]
+        return max(chains, key=len, default=())
 
     def files_of(self, shard: int) -> tuple[CheckpointFile, ...]:
         """Returns the files with a shard's values, in the order in which they are to be read."""

@@ -8,6 +8,7 @@ from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, Ste
 from ps_protocol.model.differences import differences
 from ps_protocol.model.layout import aligned_bytes
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.model.spec import AVERAGE_SLOT
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array
@@ -513,8 +514,11 @@ class ShardModel:
             )
         return StepWork(
             fused=self._fused,
-            dense=replace(
-                self._dense(memories, out=begin_out().memory, weights=weights, scales=scales[:num_slices]),
+            dense=self._dense(
+                memories,
+                out=begin_out().memory,
+                weights=weights,
+                scales=scales[:num_slices],
                 merge=request.merge,
                 shares=[of[:num_slices] for of in shares],
             ),
@@ -523,7 +527,14 @@ class ShardModel:
         )
 
     def _dense(
-        self, memories: Sequence[StagedGradients], *, out: Array, weights: Sequence[float] = (), scales: Sequence[float] = ()
+        self,
+        memories: Sequence[StagedGradients],
+        *,
+        out: Array,
+        weights: Sequence[float] = (),
+        scales: Sequence[float] = (),
+        merge: MergeSpec = MEAN,
+        shares: Sequence[Sequence[float]] = (),
     ) -> StepMemory:
         encodings = [memory.encoding for memory in memories]
         return StepMemory(
@@ -536,6 +547,8 @@ class ShardModel:
             absent=[memory.absent for memory in memories],
             weights=weights,
             scales=scales,
+            merge=merge,
+            shares=shares,
             formulas=formulas_of(memories) if any(memory.formulas for memory in memories) else (),
             step=self.step,
         )

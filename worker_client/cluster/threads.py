@@ -96,11 +96,6 @@ class Job:
         finally:
             self._ended.release()
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has ended with an error."""
-        return self.error is not None
-
     def wait(self) -> None:
         """Blocks until it has ended, with `result` or `error`."""
         with self._ended:

@@ -298,9 +298,9 @@ class ModelReader:
 _MAX_KEPT = 8
 
 
-def holders(layouts: Sequence[Layout], names: Collection[str] | None) -> list[int]:
-    """Returns the shards that hold a slice of one of these variables, by index; of all variables, all shards."""
-    return [index for index, layout in enumerate(layouts) if names is None or any(piece.variable.name in names for piece in layout.slices)]
+def holders(layouts: Sequence[Layout], names: Collection[str]) -> list[int]:
+    """Returns the shards that hold a slice of one of these variables, by index."""
+    return [index for index, layout in enumerate(layouts) if any(piece.variable.name in names for piece in layout.slices)]
 
 
 class VariableMemory:

@@ -183,7 +183,7 @@ class Training:
 
     def expect(self, step: int, names: Collection[str] | None = None) -> None:
         """Has shards send the variables of this step as soon as they have them; with names, the shards that hold some of these."""
-        self._shards.expect(self._layouts, step=step, among=holders(self._layouts, names))
+        self._shards.expect(self._layouts, step=step, among=None if names is None else holders(self._layouts, names))
 
     # -- memory of shards that the user writes into
 

@@ -202,10 +202,10 @@ class Shards:
         shared = {index: memory for index, memory in found.items() if memory is not None}
         self.memories = SharedMemories(shared, self._shards, epoch=self.epoch)
 
-    def expect(self, layouts: Sequence[Layout], *, step: int, among: Collection[int]) -> None:
-        """Tells those of these shards that variables travel from that this step will be read."""
+    def expect(self, layouts: Sequence[Layout], *, step: int, among: Collection[int] | None) -> None:
+        """Tells those of these shards (None: all) that variables travel from that this step will be read."""
         for index, layout in enumerate(layouts):
-            if index in among and layout.nbytes and self.memories.travels(index):
+            if (among is None or index in among) and layout.nbytes and self.memories.travels(index):
                 self._share_again(layouts)
                 self._shards[index].expect(ReadRequest(epoch=self.epoch, step=step, layout_hash=layout.hash))
 

@@ -90,6 +90,7 @@ def work(orders: dict[str, Any], station: Station) -> None:
     """Trains as one worker process."""
     order = OuterWork(**orders)
     if (link := NETWORKS[order.network]) is not None:
+        # The chief names the servers' own addresses; from here they lie behind links, which end with this process.
         direct, (rate, delay_s) = grpc.insecure_channel, link
         grpc.insecure_channel = lambda target, **more: direct(Link(target, rate=rate, delay_s=delay_s).__enter__().address, **more)
     outer = lockstep.momentum(order.outer_rate, order.outer_momentum, use_nesterov=True)

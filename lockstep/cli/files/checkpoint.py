@@ -176,7 +176,7 @@ def run_checkpoint_changes(arguments: argparse.Namespace) -> Answer:
                 print(_words_of_changes(written.pop()), flush=True)
         if not arguments.follow:
             return Answer(words="\n".join(map(_words_of_changes, written)) or "nothing is new", fields={"files": written})
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_LOOK_EVERY_S)  # polls: a directory or an object store tells nobody of a new checkpoint
 
 
 def _words_of_changes(one: dict[str, object]) -> str:

@@ -178,7 +178,7 @@ def test_deltas_restore_on_any_number_of_shards_what_a_full_checkpoint_would(ope
     saved = open_training(2, model=model)
     saved.create()
     chain = save_chain(saved)
-    assert chain[-1].base_tags == ("delta-0", "delta-1", "full")
+    assert chain[-1].base_tags == ("full", "delta-0", "delta-1")
     restored = open_training(num_shards, model=model)
     restored.restore(chain[-1].tag, step=5, epoch=9)
     assert restored.state() == saved.state()
