@@ -44,7 +44,7 @@ def cluster_status(cluster: "Cluster", *, now: float, max_ledger_entries: int) -
         num_stale=ledger.num_stale,
         num_late=ledger.num_late,
         conditions=said,
-        hyperparameters_version=cluster.settings.version,
+        settings_version=cluster.settings.version,
         optimizer=cluster.settings.optimizer_words(),
         max_observed_staleness=ledger.max_staleness,
         chief_incarnation=members.chief_incarnation,

@@ -712,7 +712,7 @@ class ClusterStatus:
     num_stale: int
     num_late: int
     conditions: tuple[Condition, ...]
-    hyperparameters_version: int = 0
+    settings_version: int = 0
     optimizer: str = ""
     max_observed_staleness: int = 0
     chief_incarnation: int = 0

@@ -572,7 +572,7 @@ class LedgerEntry(_message.Message):
     def __init__(self, step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., apply_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_worker: _Optional[int] = ..., wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., arrivals_us: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GetClusterStatusResponse(_message.Message):
-    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness", "chief_incarnation", "checkpoint", "num_rollbacks", "last_rollback", "min_replicas", "data", "chief_cpu", "page_url", "conditions", "earlier")
+    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "settings_version", "optimizer", "max_observed_staleness", "chief_incarnation", "checkpoint", "num_rollbacks", "last_rollback", "min_replicas", "data", "chief_cpu", "page_url", "conditions", "earlier")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -591,7 +591,7 @@ class GetClusterStatusResponse(_message.Message):
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     NUM_STALE_FIELD_NUMBER: _ClassVar[int]
     NUM_LATE_FIELD_NUMBER: _ClassVar[int]
-    HYPERPARAMETERS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     MAX_OBSERVED_STALENESS_FIELD_NUMBER: _ClassVar[int]
     CHIEF_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -622,7 +622,7 @@ class GetClusterStatusResponse(_message.Message):
     num_accepted: int
     num_stale: int
     num_late: int
-    hyperparameters_version: int
+    settings_version: int
     optimizer: str
     max_observed_staleness: int
     chief_incarnation: int
@@ -635,7 +635,7 @@ class GetClusterStatusResponse(_message.Message):
     page_url: str
     conditions: _containers.RepeatedCompositeFieldContainer[Condition]
     earlier: ContributionCounts
-    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ..., chief_cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_url: _Optional[str] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., earlier: _Optional[_Union[ContributionCounts, _Mapping]] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., settings_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ..., chief_cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_url: _Optional[str] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., earlier: _Optional[_Union[ContributionCounts, _Mapping]] = ...) -> None: ...
 
 class CheckpointStatus(_message.Message):
     __slots__ = ("durability", "tag", "step", "age", "saving", "failure")

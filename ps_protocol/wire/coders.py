@@ -2520,7 +2520,7 @@ def write_ClusterStatus(value: ClusterStatus, message: Any) -> None:
     if one := value.conditions:
         for item in one:
             write_Condition(item, message.conditions.add())
-    message.hyperparameters_version = value.hyperparameters_version
+    message.settings_version = value.settings_version
     message.optimizer = value.optimizer
     message.max_observed_staleness = value.max_observed_staleness
     message.chief_incarnation = value.chief_incarnation
@@ -2559,7 +2559,7 @@ def read_ClusterStatus(message: Any) -> ClusterStatus:
         num_stale=message.num_stale,
         num_late=message.num_late,
         conditions=fields.decode_each(message.conditions, read_Condition, field="conditions") if message.conditions else (),
-        hyperparameters_version=message.hyperparameters_version,
+        settings_version=message.settings_version,
         optimizer=message.optimizer,
         max_observed_staleness=message.max_observed_staleness,
         chief_incarnation=message.chief_incarnation,

@@ -114,7 +114,7 @@ def status_lines(look: Look, *, placement: Placement | None = None, num_ledger: 
     status = look.status
     progress = [f"{policy_text(status)}"]
     if status.optimizer:
-        version = f", version {status.hyperparameters_version}" if status.hyperparameters_version else ""
+        version = f", version {status.settings_version}" if status.settings_version else ""
         progress.append(f"optimizer {printable(status.optimizer)}{version}")
     if status.max_observed_staleness:
         progress.append(f"staleness: a contribution was computed from variables at most {status.max_observed_staleness} steps old")

@@ -134,7 +134,7 @@ def test_settings_that_were_changed_hold_under_the_new_chief() -> None:
     version = driver.settings(call).version
     driver.new_chief()
     status = driver.coordinator.status(driver.now)
-    assert (status.policy.text, status.hyperparameters_version) == ("ssp(2)", version)
+    assert (status.policy.text, status.settings_version) == ("ssp(2)", version)
     assert len(driver.configured) == 1, "the shards know"
 
 

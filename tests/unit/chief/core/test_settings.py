@@ -310,7 +310,7 @@ def test_settings_that_cannot_be_are_refused_and_nothing_changes() -> None:
     with pytest.raises(InvalidSpec, match="unknown hyper-parameter 'beta1'"):
         driver.set_hyperparameters(HyperparameterChange(hyperparameters={"beta1": 0.5}))
     status = driver.coordinator.status(driver.now)
-    assert (status.policy.text, status.hyperparameters_version) == ("sync", 0)
+    assert (status.policy.text, status.settings_version) == ("sync", 0)
     assert worker.heartbeat() is False
 
 
@@ -383,7 +383,7 @@ def test_optimizers_change_one_by_one_and_shards_hear_of_all_that_differ_from_th
     assert (model_was, model_is.hyperparameters, model_is.learning_rate) == (MOMENTUM, {"momentum": 0.5}, constant(0.1))
     assert (own_was.learning_rate, own_is.learning_rate) == (constant(0.2), constant(0.3))
     status = driver.coordinator.status(driver.now)
-    assert (status.hyperparameters_version, status.optimizer) == (
+    assert (status.settings_version, status.optimizer) == (
         2,
         "momentum (learning_rate 0.1, momentum 0.5); v: adagrad (learning_rate 0.3)",
     )
