@@ -23,12 +23,15 @@ class Grant(NamedTuple):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of a contribution; with ACCEPTED, `applied_step` is the step that it is a part of."""
+    """The outcome of a contribution; with ACCEPTED, `applied_step` is the step that it is a part of.
+
+    `factor`: what its gradients are multiplied with.
+    """
 
     outcome: PushOutcome
     applied_step: int | None = None
     staleness: int = 0
-    weight: float = 1.0
+    factor: float = 1.0
 
 
 class Policy(Protocol):

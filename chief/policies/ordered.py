@@ -128,7 +128,7 @@ class OrderedPolicy(Policy):
             return Verdict(outcome=PushOutcome.STALE, staleness=staleness)
         factor = 1 / (1 + excess) if excess > 0 else 1.0
         self._enqueue(ChosenPush(push_id=push_id, step=step, weight=factor))
-        return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=staleness, weight=factor)
+        return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=staleness, factor=factor)
 
     def after_commit(self, worker: int) -> list[Grant]:
         """Returns those that may continue because the slowest has been dropped as too stale, and so has made a contribution more."""

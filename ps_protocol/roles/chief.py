@@ -185,7 +185,7 @@ class CommitResult:
     """The outcome; with DUPLICATE, `first_outcome` is the first outcome of this push id.
 
     `applied_step`: the step that the contribution is a part of, if it is accepted: the variables of the step after it have it. `staleness`:
-    how many steps older the variables were that it was computed from. `weight`: what its gradients are multiplied with.
+    how many steps older the variables were that it was computed from. `factor`: what its gradients are multiplied with.
     """
 
     outcome: PushOutcome
@@ -193,7 +193,7 @@ class CommitResult:
     first_outcome: PushOutcome | None = None
     applied_step: int | None = None
     staleness: int = 0
-    weight: float = 1.0
+    factor: float = 1.0
 
     @property
     def original_outcome(self) -> PushOutcome:

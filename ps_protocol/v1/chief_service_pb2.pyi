@@ -380,20 +380,20 @@ class InnerSteps(_message.Message):
     def __init__(self, num: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class CommitResult(_message.Message):
-    __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "weight")
+    __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "factor")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FIRST_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
-    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
     outcome: PushOutcome
     first_outcome: PushOutcome
     global_step: int
     applied_step: int
     staleness: int
-    weight: float
-    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., first_outcome: _Optional[_Union[PushOutcome, str]] = ..., global_step: _Optional[int] = ..., applied_step: _Optional[int] = ..., staleness: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+    factor: float
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., first_outcome: _Optional[_Union[PushOutcome, str]] = ..., global_step: _Optional[int] = ..., applied_step: _Optional[int] = ..., staleness: _Optional[int] = ..., factor: _Optional[float] = ...) -> None: ...
 
 class CommitPushRequest(_message.Message):
     __slots__ = ("participant", "commit")

@@ -1380,7 +1380,7 @@ def write_CommitResult(value: CommitResult, message: Any) -> None:
     if (one := value.applied_step) is not None:
         message.applied_step = one
     message.staleness = value.staleness
-    message.weight = value.weight
+    message.factor = value.factor
 
 
 def read_CommitResult(message: Any) -> CommitResult:
@@ -1390,7 +1390,7 @@ def read_CommitResult(message: Any) -> CommitResult:
         first_outcome=fields.chosen(_PushOutcome_MEMBERS, message.first_outcome, "first_outcome") if message.first_outcome else None,
         applied_step=message.applied_step if message.HasField("applied_step") else None,
         staleness=message.staleness,
-        weight=special.read_weight(message, READ),
+        factor=special.read_factor(message, READ),
     )
 
 

@@ -183,7 +183,7 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse, check=special.check_registration),
     Pair(value=chief.InnerSteps, message=chief_service_pb2.InnerSteps),
     Pair(value=chief.PushCommit, message=chief_service_pb2.PushCommit, check=special.check_commit),
-    Pair(value=chief.CommitResult, message=chief_service_pb2.CommitResult, reads={"weight": special.read_weight}),
+    Pair(value=chief.CommitResult, message=chief_service_pb2.CommitResult, reads={"factor": special.read_factor}),
     Pair(value=chief.HyperparameterChange, message=chief_service_pb2.HyperparameterChange),
     Pair(value=chief.SettingsReply, message=chief_service_pb2.SettingsState),
     Pair(value=chief.Condition, message=chief_service_pb2.Condition),

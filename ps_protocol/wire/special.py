@@ -288,9 +288,9 @@ def read_era(message: tensor_pb2.Fence, read: Read) -> Era:
     return era
 
 
-def read_weight(message: chief_service_pb2.CommitResult, _: Read) -> float:
-    """No weight is 0: a message without one means the ordinary weight."""
-    return message.weight or 1.0
+def read_factor(message: chief_service_pb2.CommitResult, _: Read) -> float:
+    """No factor is 0: a message without one means 1."""
+    return message.factor or 1.0
 
 
 def read_discards(message: parameter_service_pb2.ApplyRequest, _: Read) -> tuple[PushId, ...]:

@@ -12,7 +12,8 @@ class Push:
     """The outcome of a contribution, the step of its variables, and the step that was open when the chief answered.
 
     ACCEPTED: it is part of the step `applied_step`: the variables of the step after that have it. `staleness`: how many steps had been
-    applied between its variables and it; 0 under the policy sync. `weight`: what its gradients count, less than 1 if it was too stale.
+    applied between its variables and it; 0 under the policy sync. `factor`: what its gradients were multiplied with, less than 1 if it was
+    too stale.
     STALE: too old, and dropped. LATE: its step takes no more from this worker, because other contributions came first or it has contributed
     its share. DUPLICATE: it was counted before, and its outcome is no longer known. ROLLED_BACK: the cluster has rolled back to a
     checkpoint without it, or the chief ended this worker's lease before it confirmed that the contribution counts; the session has
@@ -26,7 +27,7 @@ class Push:
     global_step: int
     applied_step: int | None = None
     staleness: int = 0
-    weight: float = 1.0
+    factor: float = 1.0
     is_finished: bool = False
 
     @property
@@ -67,7 +68,7 @@ def push_of(result: CommitResult, *, step: int, is_finished: bool) -> Push:
         global_step=result.global_step,
         applied_step=result.applied_step,
         staleness=result.staleness,
-        weight=result.weight,
+        factor=result.factor,
         is_finished=is_finished,
     )
 

@@ -1009,7 +1009,7 @@ def _result_of(verdict: Verdict, *, global_step: int) -> CommitResult:
         global_step=global_step,
         applied_step=verdict.applied_step,
         staleness=verdict.staleness,
-        weight=verdict.weight,
+        factor=verdict.factor,
     )
 
 
@@ -1022,5 +1022,5 @@ def _repeated(first: CommitResult | None, *, global_step: int) -> CommitResult:
         first_outcome=first.outcome,
         applied_step=first.applied_step,
         staleness=first.staleness,
-        weight=first.weight,
+        factor=first.factor,
     )

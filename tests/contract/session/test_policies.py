@@ -40,7 +40,7 @@ def test_each_contribution_is_a_step_by_itself_and_says_which(start: Start, poli
     assert session.policy == policy
     for step in range(4):
         result = session.step(ONES, timeout_s=20)
-        assert (result.outcome, result.applied_step, result.staleness, result.weight) == (PushOutcome.ACCEPTED, step, 0, 1.0)
+        assert (result.outcome, result.applied_step, result.staleness, result.factor) == (PushOutcome.ACCEPTED, step, 0, 1.0)
     assert (session.global_step, session.local_step) == (4, 4)
     assert_all(session, -4)
     assert session.finish() == 4
@@ -106,7 +106,7 @@ def test_staleness_is_reported_and_its_bound_drops_or_scales(start: Start) -> No
         fast.step(ONES, timeout_s=20)
     result = slow.step(ONES, timeout_s=20)
     assert (result.outcome, result.step, result.applied_step, result.staleness) == (PushOutcome.ACCEPTED, 3, 6, 3)
-    np.testing.assert_allclose(result.weight, 1 / 3)
+    np.testing.assert_allclose(result.factor, 1 / 3)
     np.testing.assert_allclose(slow.read()["a"], np.full(3, -6 - 1 / 3))
 
 

@@ -106,7 +106,7 @@ def test_fields_that_an_older_client_omits_have_their_defaults() -> None:
     assert codec.decode(PolicySpec, chief_service_pb2.PolicySpec()) == policy.PolicySpec()
     dense = tensor_pb2.VariableSpec(name="w", data_type=tensor_pb2.DATA_TYPE_FLOAT32)
     assert codec.decode(VariableSpec, dense).sparse_mean is SparseMean.PER_INDEX
-    assert codec.decode(CommitResult, chief_service_pb2.CommitResult(outcome=1)).weight == 1.0  # type: ignore[arg-type]
+    assert codec.decode(CommitResult, chief_service_pb2.CommitResult(outcome=1)).factor == 1.0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("record", EXAMPLES[ChiefRecord])

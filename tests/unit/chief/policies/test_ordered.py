@@ -104,10 +104,10 @@ def test_a_contribution_that_is_too_stale_may_get_a_lower_weight_instead() -> No
         fast.push()
     push = slow.next_push()
     result = slow.commit(0, push_id=push)
-    assert (result.outcome, result.applied_step, result.staleness, result.weight) == (ACCEPTED, 4, 4, 0.25)
+    assert (result.outcome, result.applied_step, result.staleness, result.factor) == (ACCEPTED, 4, 4, 0.25)
     assert [step.weights for step in driver.applied] == [()] * 4 + [(0.25,)]
     again = slow.commit(0, push_id=push)
-    assert (again.outcome, again.first_outcome, again.applied_step, again.staleness, again.weight) == (DUPLICATE, ACCEPTED, 4, 4, 0.25)
+    assert (again.outcome, again.first_outcome, again.applied_step, again.staleness, again.factor) == (DUPLICATE, ACCEPTED, 4, 4, 0.25)
 
 
 def test_the_contributions_of_a_dead_worker_are_applied_before_its_incarnation_is_forgotten() -> None:

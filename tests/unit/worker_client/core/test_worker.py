@@ -387,7 +387,7 @@ def test_a_worker_whose_server_was_brought_back_by_a_chief_that_ended_continues_
 def test_the_outcome_of_a_contribution_stays_true_for_a_worker_whose_lease_ended(
     around: Surroundings,
 ) -> None:
-    result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=3, applied_step=2, staleness=2, weight=0.5)
+    result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=3, applied_step=2, staleness=2, factor=0.5)
     replies = iter([TokenReply(result=TokenResult.WAIT, step=2, global_step=2, commit=result)])
 
     def lease_ends(_: DequeueTokenRequest) -> TokenReply:
@@ -401,7 +401,7 @@ def test_the_outcome_of_a_contribution_stays_true_for_a_worker_whose_lease_ended
 
     answers: dict[str, Act] = {"DequeueTokenRequest": lease_ends, "register": register}
     outcome = around.run(around.worker.contribute("gradients", is_waited_for=True, timeout_s=5.0), **answers)
-    assert (outcome.outcome, outcome.applied_step, outcome.staleness, outcome.weight) == (PushOutcome.ACCEPTED, 2, 2, 0.5)
+    assert (outcome.outcome, outcome.applied_step, outcome.staleness, outcome.factor) == (PushOutcome.ACCEPTED, 2, 2, 0.5)
 
 
 def test_a_worker_whose_lease_ends_while_it_reads_learns_that_its_contribution_is_applied(
