@@ -75,7 +75,8 @@ def _time_text(seconds: float) -> str:
 
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 # Policies beside sync by what a user writes: contributions ahead; R, and for how many seconds a step that has R waits for others.
-_COMPARED = ("ssp:AHEAD", "async", "outer:R", "outer:R:GRACE_S")
+_PLAIN = {one.name.lower(): one for one in PolicyName if one not in (PolicyName.SYNC, PolicyName.SSP, PolicyName.OUTER)}
+_COMPARED = ("ssp:AHEAD", *_PLAIN, "outer:R", "outer:R:GRACE_S")
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,8 +183,8 @@ def _policy(word: str) -> PolicySpec:
     name, *numbers = word.strip().split(":")
     try:
         match name, numbers:
-            case "async", []:
-                return PolicySpec(name=PolicyName.ASYNC)
+            case plain, [] if plain in _PLAIN:
+                return PolicySpec(name=_PLAIN[plain])
             case "ssp", [ahead]:
                 return PolicySpec(name=PolicyName.SSP, staleness=int(ahead))
             case "outer", [num_required, *grace_s] if len(grace_s) < 2:
