@@ -39,7 +39,7 @@ class Part:
     def whole_name(self) -> str:
         """The name of the whole tensor in the exported file: the variable's own, or for example "w@velocity"."""
         variable = self.piece.variable
-        whole = VariableSlice(variable=variable, start=0, stop=variable.shape[0] if variable.shape else 1)
+        whole = VariableSlice(variable=variable, start=0, stop=variable.num_rows)
         return tensor_name(whole, self.part) if self.part else variable.name
 
 

@@ -233,9 +233,9 @@ def _fill(model: ShardModel, content: Array, hidden: HiddenState) -> None:
     pieces = [tensor.content for tensor in tensors if not tensor.piece.variable.is_sparse]
     for table in model.tables:
         parts = table.parts
-        if table.index is not None:
+        if table.piece.variable.is_keyed:
             start = sum(piece.nbytes for piece in pieces)
-            keys = content[start : start + next(counts, 0) * table.index.keys.itemsize].copy().view(table.index.keys.dtype)
+            keys = content[start : start + next(counts, 0) * 8].copy().view("<i8")
             table.extend(keys)
             parts = table.parts
         pieces += [part.reshape(-1).view(np.uint8) for part in parts.values()]

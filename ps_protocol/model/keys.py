@@ -21,6 +21,8 @@ from ps_protocol.errors import InvalidSpec
 NUM_BUCKETS = 1 << 16
 # The most rows that such a bound may let be.
 MAX_BOUND = 1 << 36
+# The most steps that may not use a row which stays.
+MAX_AGE = (1 << 31) - 1
 # The part of a keyed table in a checkpoint that has its keys; no slot of an optimizer has this name, which is none in a formula.
 KEYS_PART = "row keys"
 # And the part with the step that used each row last, modulo 2^32, where old rows make room for new ones.

@@ -141,8 +141,8 @@ class VariableSlice:
 
     @property
     def extent(self) -> int:
-        """Extent of the whole variable along `axis`."""
-        return self.variable.shape[self.axis] if self.variable.shape else 1
+        """Extent of the whole variable along `axis`; of a keyed table, its buckets of keys."""
+        return self.variable.extent(self.axis)
 
     @property
     def is_whole(self) -> bool:
@@ -169,7 +169,7 @@ class VariableSlice:
     @property
     def nbytes(self) -> int:
         """Bytes of the part; of a keyed table, which begins without rows, none."""
-        return 0 if self.variable.is_keyed else (self.stop - self.start) * self.row_bytes
+        return (self.stop - self.start) * self.row_bytes if self.variable.nbytes else 0
 
     @property
     def first_index(self) -> int:
@@ -274,11 +274,7 @@ def _rule_key(piece: VariableSlice) -> str:
 
 
 def _hash_of(slices: Sequence[VariableSlice]) -> str:
-    rows = [
-        [v.name, v.data_type.value, v.shape, s.axis, s.start, s.stop, v.is_sparse, _rule_key(s), *([v.keys.value] if v.is_keyed else [])]
-        for s in slices
-        for v in (s.variable,)
-    ]
+    rows = [[v.name, v.data_type.value, v.shape, s.axis, s.start, s.stop, v.is_sparse, _rule_key(s)] for s in slices for v in (s.variable,)]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 

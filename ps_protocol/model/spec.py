@@ -447,7 +447,7 @@ def place(model: ModelSpec, *, num_shards: int) -> Placement:
     for piece in pieces:
         shard = pins.get(piece.variable.name)
         if shard is None and piece.variable.is_keyed:
-            # Nobody knows yet how many rows it will have: each shard gets the same share.
+            # Each shard gets the same share.
             shard = piece.start * num_shards // piece.extent
         if shard is None:
             shard = next(turn) if model.placement.strategy == "round_robin" else totals.index(min(totals))
@@ -496,23 +496,21 @@ def layouts(placement: Placement, *, num_shards: int) -> tuple[Layout, ...]:
 
 def _slices(variable: VariableSpec, model: ModelSpec, num_shards: int) -> Iterator[VariableSlice]:
     partition = variable.partition or Partition(axis=0, num_slices=_num_pieces(variable, model, num_shards))
-    extent = variable.shape[partition.axis] if variable.shape else 1
-    for start, stop in split_rows(extent, partition.num_slices):
+    for start, stop in split_rows(variable.extent(partition.axis), partition.num_slices):
         yield VariableSlice(variable=variable, start=start, stop=stop, axis=partition.axis)
 
 
 def _num_pieces(variable: VariableSpec, model: ModelSpec, num_shards: int) -> int:
     policy, optimizer = model.placement, variable.optimizer or model.optimizer
     is_whole = optimizer.needs_whole_variables or (variable.constraint is not None and variable.constraint.needs_whole_variable)
-    is_small = variable.nbytes <= policy.split_bytes and not variable.is_keyed
-    if not variable.shape or not policy.split_bytes or is_small or is_whole:
+    # Nobody knows how large a keyed table will be.
+    num_wanted = num_shards if variable.is_keyed else math.ceil(variable.nbytes / policy.split_bytes) if policy.split_bytes else 1
+    if num_wanted <= 1 or not variable.shape or not policy.split_bytes or is_whole:
         return 1
     if any(name == variable.name for name, _ in policy.pins):  # asked last: with many variables there may be as many pins
         return 1
-    if variable.is_keyed:
-        return min(num_shards, variable.num_rows)
     # More pieces than shards would only lie side by side again.
-    return max(1, min(math.ceil(variable.nbytes / policy.split_bytes), variable.num_rows, num_shards))
+    return max(1, min(num_wanted, variable.num_rows, num_shards))
 
 
 def _load(piece: VariableSlice, loads: dict[str, float]) -> float:

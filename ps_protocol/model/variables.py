@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.expressions import VARIABLE, Formula
-from ps_protocol.model.keys import MAX_BOUND, buckets_for
+from ps_protocol.model.keys import MAX_AGE, MAX_BOUND, buckets_for
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.programs import Names, Program, compiled, parsed
@@ -159,6 +159,8 @@ MAX_NAME_BYTES = 256
 MAX_RANK = 32
 MAX_VARIABLES = 100_000
 MAX_TENSOR_BYTES = 1 << 36
+# The extent of axis 0 of a table whose rows are named by keys.
+ANY = -1
 # The product of all extents that are not 0. Of elements of eight bytes NumPy can have no array with more than twice as many.
 MAX_EXTENTS = 1 << 59
 
@@ -227,9 +229,9 @@ class VariableSpec:
 
     `optimizer` None: the model's. `is_sparse`: a table whose gradients come as rows; it is read by rows, and not with the other variables.
     `initializer` (tables only) None: the first values are sent. `partition` None: cut by size, by the model's placement policy.
-    `keys` (tables only): of a keyed table, axis 0 of the shape counts buckets of keys, `keys.buckets_for(max_rows)`; it begins
-    without any row, and where it has `max_rows` (0: no such bound), those that were not used lately make room for new ones. After
-    `max_age_steps` (0: never) that did not use it, a row is gone. A key gets one in a step with `admit_probability` (0: always).
+    `keys` (tables only): a keyed table begins without any row, and ANY is the extent of axis 0. Where it has `max_rows` (0: no such bound),
+    those that were not used lately make room for new ones. After `max_age_steps` (0: never) that did not use it, a row is gone. A key gets
+    one in a step with `admit_probability` (0: always).
     """
 
     name: str
@@ -248,7 +250,7 @@ class VariableSpec:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        check_shape(self.shape, name=self.name)
+        check_shape(self.shape[1:] if self.is_keyed else self.shape, name=self.name)
         if self.nbytes > MAX_TENSOR_BYTES:
             raise LimitExceeded(f"variable {self.name!r}: {self.nbytes} bytes, limit {MAX_TENSOR_BYTES}; split it into several variables")
         self._check_options()
@@ -266,15 +268,15 @@ class VariableSpec:
         if self.initializer is not None and not self.is_sparse:
             raise InvalidSpec(f"{what}: only sparse variables are initialised by the server; give the values of a dense one")
         zero_row = None if self.initializer is None else self.initializer.zero_row
-        if type(self.max_rows) is not int or not 0 <= self.max_rows <= MAX_BOUND or (self.max_rows and not self.is_keyed):
-            raise InvalidSpec(f"{what}: max_rows = {shown(self.max_rows)}, want 1 to 2^36, of a table with keys only")
-        if type(self.max_age_steps) is not int or not 0 <= self.max_age_steps < 1 << 31 or (self.max_age_steps and not self.is_keyed):
-            raise InvalidSpec(f"{what}: max_age_steps = {shown(self.max_age_steps)}, want 1 to 2^31 - 1, of a table with keys only")
+        for option, most in (("max_rows", MAX_BOUND), ("max_age_steps", MAX_AGE)):
+            value = getattr(self, option)
+            if type(value) is not int or not 0 <= value <= most or (value and not self.is_keyed):
+                raise InvalidSpec(f"{what}: {option} = {shown(value)}, want 1 to {most}, of a table with keys only")
         chance = self.admit_probability
         if type(chance) is not float or not 0 <= chance < 1 or (chance and not self.is_keyed):
             raise InvalidSpec(f"{what}: admit_probability = {shown(chance)}, want more than 0 and at most 1, of a table with keys only")
-        if self.is_keyed and (not self.is_sparse or self.initializer is None or self.shape[0] != buckets_for(self.max_rows)):
-            raise InvalidSpec(f"{what}: only a table of {buckets_for(self.max_rows)} buckets whose first values its server makes has keys")
+        if self.is_keyed and (not self.is_sparse or self.initializer is None or self.shape[:1] != (ANY,)):
+            raise InvalidSpec(f"{what}: only a table of any rows ({ANY}, …) whose first values its server makes has keys")
         if self.is_keyed and zero_row is not None:
             raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and rows with keys have no number")
         if zero_row is not None and zero_row >= self.shape[0]:
@@ -283,7 +285,7 @@ class VariableSpec:
             return
         if self.partition.axis >= max(1, len(self.shape)):
             raise InvalidSpec(f"{what}: shape {self.shape} has no axis {self.partition.axis} to cut along")
-        extent = self.shape[self.partition.axis] if self.shape else 1
+        extent = self.extent(self.partition.axis)
         if self.partition.num_slices > max(1, extent):
             raise InvalidSpec(f"{what}: {self.partition.num_slices} slices of axis {self.partition.axis}, which has {extent}")
         if self.partition.num_slices > 1 and self.constraint is not None and self.constraint.needs_whole_variable:
@@ -312,7 +314,13 @@ class VariableSpec:
     @property
     def num_rows(self) -> int:
         """Extent of axis 0; 1 for a scalar."""
-        return self.shape[0] if self.shape else 1
+        return self.extent(0)
+
+    def extent(self, axis: int) -> int:
+        """Returns the number of parts that can be cut along an axis: its extent, 1 for a scalar, and a keyed table's buckets of keys."""
+        if self.is_keyed and axis == 0:
+            return buckets_for(self.max_rows)
+        return self.shape[axis] if self.shape else 1
 
 
 def check_name(name: str) -> None:

@@ -15,7 +15,7 @@ from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, Shap
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import MAX_EXTENTS, Array, SparseMean
 from ps_protocol.roles.accumulators import UNKNOWN, AccumulatorSpec, Reduction, Taken, check_num_required, check_step
-from ps_server.numbers.tables import RowGradient, in_order
+from ps_server.numbers.row_gradients import RowGradient, in_order
 
 # An accumulator's rounds, and the sum of dense gradients.
 

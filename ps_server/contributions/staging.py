@@ -27,7 +27,7 @@ from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array
 from ps_protocol.roles.shard import SparsePart
 from ps_server.numbers.arena import Padding, padding_words, word_bytes
 from ps_server.numbers.memory import BufferPool, MemoryBudget
-from ps_server.numbers.tables import RowGradient, check_indices, in_order
+from ps_server.numbers.row_gradients import RowGradient, check_indices, in_order
 
 # Memory for arenas that stay as they travelled: halves, and the top k until they are decoded.
 

@@ -185,7 +185,7 @@ class ShardModel:
     @property
     def keyed_tables(self) -> list[Table]:
         """The tables that have no size."""
-        return [table for table in self._tables if table.index is not None]
+        return [table for table in self._tables if table.piece.variable.is_keyed]
 
     def publish_restored(self, hidden: HiddenState, settings: ShardSettings) -> None:
         """Continues from a checkpoint whose tensors have been filled; first values may no longer replace them.

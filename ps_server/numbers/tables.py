@@ -1,8 +1,7 @@
-"""The sparse variables of a shard: rows that change in place, their slots and first values, and the merging of gradients. Knows no lock.
+"""The sparse variables of a shard: rows that change in place, their slots and first values. Knows no lock.
 
-A table has a size, and its gradients and readers name rows by their numbers. Or it is keyed: they name them by keys, of which an index
-knows the rows, and a row is made by the first gradient that is applied to it. In everything else the two are alike: gradients, means and
-journals have indices, which are numbers or (spread) keys.
+Gradients, means, journals and readers of a table have indices: numbers of rows, or (spread) keys. Which rows these have, and whether there
+are any, `keyed_rows.py` knows.
 
 A step first copies the rows that it is about to touch into a journal and makes that known, and only then overwrites the first of them. So
 a reader copies rows without waiting, looks afterwards how far the steps have come, and takes the touched rows from the journals of the
@@ -17,131 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
-from ps_protocol.model.keys import KEYS_PART, ROWS_PART, USE_PART, are_gone, draws
+from ps_protocol.errors import InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
+from ps_protocol.model.keys import KEYS_PART, ROWS_PART
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.model.spec import ClipSpec
-from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array, SparseMean
+from ps_protocol.model.variables import Array, SparseMean
 from ps_server.numbers.first_rows import fill_table, rows_of_keys
-from ps_server.numbers.key_index import MAX_ROWS, KeyIndex
+from ps_server.numbers.keyed_rows import KeyedRows, NumberedRows
 from ps_server.numbers.memory import MemoryBudget, growing_bytes
-from ps_server.numbers.row_buckets import RowBuckets
-from ps_server.numbers.trimmed import trimmed_mean_of
+from ps_server.numbers.row_gradients import RowGradient, mean_of_rows, scaled, trimmed_mean_of_rows
 from ps_server.optimizers.rule import UpdateRule
-
-# Gradients of a table, as rows with their indices: put in order, and merged into a mean.
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class RowGradient:
-    """`rows[i]` is the gradient of row `indices[i]`. `indices`: int64, strictly ascending once `in_order` has seen them."""
-
-    indices: Array
-    rows: Array
-
-
-def check_indices(indices: Array, piece: VariableSlice) -> None:
-    """Raises IndexOutOfRange naming the first index that is no row of the slice."""
-    least, greatest = (bound - piece.first_index for bound in piece.index_range)
-    if not indices.size or (int(indices.min()) >= least and int(indices.max()) <= greatest):
-        return
-    name, position = piece.variable.name, int(np.flatnonzero((indices < least) | (indices > greatest))[0])
-    where = f", counted from row {piece.first_index}, the first one here" if piece.first_index else ""
-    raise IndexOutOfRange(
-        f"variable {name!r}: indices[{position}] = {int(indices[position])}, want {least} to {greatest}{where}",
-        facts={"variable": name, "position": str(position)},
-    )
-
-
-def in_order(gradient: RowGradient, *, sum_dtype: np.dtype[Any]) -> RowGradient:
-    """Returns the same gradient with ascending indices, each once; rows of one index are summed in the order given.
-
-    Sums are made in `sum_dtype` and stay in it, since rounding them to half precision would lose what the mean needs.
-    """
-    indices = gradient.indices
-    if bool(np.all(indices[1:] > indices[:-1])):
-        return gradient
-    order = np.argsort(indices, kind="stable")
-    ordered = indices[order]
-    is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
-    starts = np.flatnonzero(is_first)
-    rows = gradient.rows[order]
-    if starts.size < ordered.size:
-        rows = np.add.reduceat(rows.astype(sum_dtype, copy=False), starts, axis=0)
-    return RowGradient(indices=ordered[starts], rows=rows)
-
-
-def _row_scale(where: Sequence[Array], weights: Sequence[float], num_rows: int) -> Array:
-    """Returns for each row what its gradients' weights are multiplied with, so that they are as many as its gradients."""
-    counts, sums = np.zeros((num_rows, 1)), np.zeros((num_rows, 1))
-    for at, weight in zip(where, weights, strict=True):
-        counts[at] += 1
-        sums[at] += weight
-    scale: Array = counts / sums
-    return scale
-
-
-def mean_of_rows(
-    gradients: Sequence[RowGradient], *, weights: Sequence[float], divisor: float | None, sum_dtype: np.dtype[Any]
-) -> RowGradient:
-    """Returns the mean of gradients in order, summed in the order given, as an array of its own in `sum_dtype`.
-
-    `weights`: how much each gradient counts. `divisor`: what every row is divided by, and weights are factors; None: the mean of a row is
-    that of the gradients that have it, weighted as a dense variable's.
-    """
-    if len(gradients) == 1:
-        indices, rows = gradients[0].indices, gradients[0].rows.astype(sum_dtype)
-        if weights[0] != 1 and divisor is not None:
-            rows *= sum_dtype.type(weights[0])
-        total: Array | None = None
-    else:
-        indices = np.unique(np.concatenate([gradient.indices for gradient in gradients]))
-        rows = np.zeros((indices.size, gradients[0].rows.shape[1]), sum_dtype)
-        where = [np.searchsorted(indices, gradient.indices) for gradient in gradients]
-        total = np.zeros((indices.size, 1), sum_dtype)
-        scale = _row_scale(where, weights, indices.size) if divisor is None and any(weight != weights[0] for weight in weights) else None
-        for gradient, weight, at in zip(gradients, weights, where, strict=True):
-            part = gradient.rows.astype(sum_dtype, copy=False)
-            if scale is not None:
-                part = part * (weight * scale[at]).astype(sum_dtype)
-            elif divisor is not None and weight != 1:
-                part = part * sum_dtype.type(weight)
-            # No index twice, so nothing is lost where rows are added in place.
-            rows[at] += part
-            total[at] += 1
-    if divisor is not None:
-        rows /= sum_dtype.type(divisor)
-    elif total is not None:
-        rows /= total
-    return RowGradient(indices=indices, rows=rows)
-
-
-def _scaled(gradient: RowGradient, factor: float, sum_dtype: np.dtype[Any]) -> RowGradient:
-    return gradient if factor == 1 else RowGradient(indices=gradient.indices, rows=gradient.rows.astype(sum_dtype) * sum_dtype.type(factor))
-
-
-def trimmed_mean_of_rows(
-    gradients: Sequence[RowGradient | None], merge: MergeSpec, *, weights: Sequence[float], lacks_none: bool, sum_dtype: np.dtype[Any]
-) -> RowGradient:
-    """Returns the trimmed mean of gradients in order, in `sum_dtype`; takes memory for these rows of each of them.
-
-    A row's mean is that of the gradients that have it; with `lacks_none` those that have not, None among them, have zeros there.
-    """
-    indices = np.unique(np.concatenate([gradient.indices for gradient in gradients if gradient is not None]))
-    width = next(gradient.rows.shape[1] for gradient in gradients if gradient is not None)
-    values, present = np.zeros((len(gradients), indices.size, width), sum_dtype), np.full((len(gradients), indices.size), lacks_none)
-    for position, gradient in enumerate(gradients):
-        if gradient is not None:
-            at = np.searchsorted(indices, gradient.indices)
-            values[position, at], present[position, at] = gradient.rows, True
-    rows = np.empty((indices.size, width), sum_dtype)
-    is_here = None if present.all() else np.repeat(present, width, axis=1)
-    flat = [one.reshape(-1) for one in values]
-    trimmed_mean_of(flat, merge, out=rows.reshape(-1), weights=weights, present=is_here)
-    return RowGradient(indices=indices, rows=rows)
-
 
 # One slice of a sparse variable: its rows, and the journal for readers of the step before.
 
@@ -153,19 +39,9 @@ _BLOCK_ELEMENTS = 1 << 14
 # Steps that a table which is followed can be taken back.
 _MAX_JOURNALS = 256
 
-_KEY_DTYPE = np.dtype("<i8")
 _MARK_DTYPE = np.dtype("<u4")
 # Of a row that has changed so late that its number of steps has no place: it counts as changed ever after.
 _MAX_MARK = (1 << 32) - 1
-# A key with its place in the index, of which 25 to 70 % are taken; while a larger one is made there are two.
-_KEY_BYTES = 8 + 30
-
-# The step that used a row last; and in a bounded table its place in a bucket, and whether a step needs it.
-_USE_BYTES, _BOUNDED_BYTES = 4, 5 + 1
-# The rows that a step looks at to find those that are gone, at least, and for each that it needs.
-_LOOKED_AT, _LOOKED_AT_PER_ROW = 1 << 12, 16
-_GOLDEN = 0x9E3779B97F4A7C15
-_STEP_BITS = (1 << 32) - 1
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -201,7 +77,7 @@ class _Progress:
 class Table:
     """Memory and rule of one slice. One thread at a time applies; any number read meanwhile.
 
-    `values` and `slots` have a row for each number; of a keyed table, the first `num_rows` of them are in use.
+    `values` and `slots` have a row for each number; the first `num_rows` of them are in use. `rows` knows which row is whose.
     """
 
     def __init__(self, piece: VariableSlice, rule: UpdateRule, *, budget: MemoryBudget, step: int) -> None:
@@ -218,22 +94,11 @@ class Table:
         self._held_bytes = self._counted_bytes = 0
         num_copies = (1 if self._is_lazy else 2) + len(rule.slots)
         budget.check(num_copies * piece.nbytes, purpose=f"variable {piece.variable.name!r} (rows and slots)")
-        self._max_rows = min(MAX_ROWS, MAX_TENSOR_BYTES // max(1, self.row_bytes)) if piece.variable.is_keyed else piece.stop - piece.start
-        if piece.variable.max_rows:
-            self._max_rows = min(self._max_rows, piece.variable.max_rows)
-        self._max_age = piece.variable.max_age_steps
-        has_use = bool(piece.variable.max_rows or self._max_age)
         # Of each row, once somebody asks which have changed: how many steps after `_marked_from` the last change was.
         self._marks: Array | None = None
         self._marked_from = 0
-        # Of all steps of this process: rows that were made, those whose place went to another key, and keys that found none or that were
-        # not admitted.
-        self.num_made = self.num_evicted = self.num_refused = self.num_unadmitted = 0
+        self.rows = KeyedRows(piece, self._growing) if piece.variable.is_keyed else NumberedRows(piece.stop - piece.start)
         try:
-            self.index = KeyIndex(self._allocate("keys", _KEY_DTYPE.itemsize).view(_KEY_DTYPE)) if piece.variable.is_keyed else None
-            self._buckets = RowBuckets(piece, self._growing) if piece.variable.max_rows else None
-            # By row, the step that used it last, modulo 2^32.
-            self._use = self._growing("use of rows", _USE_BYTES, self._max_rows if has_use else 0).view(np.uint32)
             self.values = self._allocate_rows("rows")
             self._spare = self.values if self._is_lazy else self._allocate_rows("a second copy of the rows")
             self.slots = {name: self._allocate_rows(f"slot {name!r}") for name in rule.slots}
@@ -246,15 +111,12 @@ class Table:
     @property
     def num_rows(self) -> int:
         """The number of rows; a keyed table's grows."""
-        return self._max_rows if self.index is None else self.index.num_rows
+        return self.rows.num_rows
 
     @property
     def parts(self) -> dict[str, Array]:
-        """The memory of all rows, by the names that it has in a checkpoint: the values (an empty name), slots, and keys if there are."""
-        keys = {} if self.index is None else {KEYS_PART: self.index.keys[: self.num_rows]}
-        if self._use.size:
-            keys[USE_PART] = self._use[: self.num_rows]
-        return keys | {name: memory[: self.num_rows] for name, memory in {"": self.values, **self.slots}.items()}
+        """The memory of all rows, by the names that it has in a checkpoint: the values (an empty name), slots, and what `rows` has."""
+        return self.rows.parts | {name: memory[: self.num_rows] for name, memory in {"": self.values, **self.slots}.items()}
 
     def changed_since(self, step: int) -> Array | None:
         """Returns the numbers of the rows that have changed since `step`, ascending; None: all rows may have.
@@ -281,7 +143,7 @@ class Table:
 
     def memory_of(self, part: str) -> Array:
         """Returns the memory of a part but for the keys, of as many rows as there may be."""
-        return {"": self.values, USE_PART: self._use, **self.slots}[part]
+        return {"": self.values, **self.slots, **self.rows.memories}[part]
 
     @property
     def contents(self) -> list[Array]:
@@ -291,18 +153,14 @@ class Table:
     @property
     def bytes_per_new_row(self) -> int:
         """About how many bytes each row takes that a gradient makes; 0 if all rows are there."""
-        if self.index is None:
-            return 0
-        own_bytes = (_USE_BYTES if self._use.size else 0) + (_BOUNDED_BYTES if self._buckets is not None else 0)
-        own_bytes += 0 if self._marks is None else self._marks.itemsize
-        return _KEY_BYTES + (1 + len(self.slots)) * self.row_bytes + own_bytes
+        return self._bytes_per_row + self.rows.place_bytes
 
     def extend(self, keys: Array) -> tuple[int, Array]:
         """Gives the next rows to those of the keys, none of which is there, that are the table's, in order. Raises LimitExceeded.
 
         Returns the first of the rows, which the caller fills before anybody reads, and the positions of their keys among `keys`.
         """
-        assert self.index is not None
+        assert isinstance(self.rows, KeyedRows)
         least, greatest = self.piece.index_range
         chosen = np.flatnonzero((keys >= least) & (keys <= greatest))
         keys, first = keys[chosen], self.num_rows
@@ -310,110 +168,32 @@ class Table:
         self._budget.reserve(num_bytes, purpose=f"{keys.size} rows of variable {self.piece.variable.name!r}")
         self._held_bytes += num_bytes
         self._counted_bytes += num_bytes
-        self._add(keys)
+        self.rows.add(keys)
         return first, chosen
 
     def make_rows(self, gradient: RowGradient, *, step: int) -> None:
         """Makes the rows of those keys that have none and are admitted at `step`, as far as there is room. Raises LimitExceeded.
 
-        Rows of keys that have one are used at `step`.
+        Rows of keys that have one are used at `step`: when the process begins again, they must not have the age of the step that made them.
         """
-        keys, num_before = gradient.indices, gradient.indices.size
         keys = self.admitted(gradient, step=step).indices
-        self.num_unadmitted += num_before - keys.size
-        numbers, new, evicted = self._places_of(keys, evicts=False)
-        again = self._gone_among(numbers)
-        self._renew(numbers[again], keys[again])
-        self._make(keys[new], evicted)
-        if self._use.size:
-            # When the process begins again, rows in use must not have the age of the step that made them.
-            self._use[numbers[numbers >= 0]] = step & _STEP_BITS
+        self.rows.num_unadmitted += gradient.indices.size - keys.size
+        plan = self.rows.plan(keys, now=self._progress.step, evicts=False)
+        if plan.begins.size:
+            self._renew(plan.numbers[plan.begins], self._first_values(keys[plan.begins]))
+        self.rows.carry_out(plan, keys, step=step)
 
     def admitted(self, gradient: RowGradient, *, step: int | None = None) -> RowGradient:
         """Returns the gradient without those keys that have no row and are to get none at `step` (None: the one that is applied next)."""
-        variable = self.piece.variable
-        if self.index is None or not variable.admit_probability:
-            return gradient
-        assert variable.initializer is not None
-        keys, at = gradient.indices, self._progress.step if step is None else step
-        numbers = self.index.find(keys)
-        stays = draws(keys, seed=variable.initializer.seed, step=at) < variable.admit_probability
-        stays |= (numbers >= 0) & ~self._is_gone(numbers, self._progress.step)
-        return RowGradient(indices=keys[stays], rows=gradient.rows[stays])
+        now = self._progress.step
+        stays = self.rows.are_admitted(gradient.indices, step=now if step is None else step, now=now)
+        return gradient if stays is None else RowGradient(indices=gradient.indices[stays], rows=gradient.rows[stays])
 
-    def _places_of(self, keys: Array, *, evicts: bool) -> tuple[Array, Array, Array]:
-        """Returns the row number of each key, which rows are still to be made, and the rows of other keys that make room.
-
-        Nothing changes. `keys`: ascending. Numbers: -1 for keys that there is no room for. New: positions in `keys`; the last of them get
-        the rows of other keys.
-        """
-        assert self.index is not None
-        numbers = self.index.find(keys)
-        new = np.flatnonzero(numbers < 0)
-        evicted = np.empty(0, np.int64)
-        if self._buckets is not None and new.size:
-            ages = self._ages if evicts else None
-            places = self._buckets.places(keys[new], needed=numbers[numbers >= 0], ages=ages, keys_of=self.index.keys)
-            self.num_refused += new.size - places.added.size - places.replacing.size
-            new, evicted = new[np.concatenate([places.added, places.replacing])], places.evicted
-        elif self._max_age and evicts and new.size:
-            evicted = self._some_that_are_gone(new.size, needed=numbers)
-        self._check_room(new.size - evicted.size)
-        if new.size:
-            numbers[new] = np.concatenate([np.arange(self.num_rows, self.num_rows + new.size - evicted.size), evicted])
-        return numbers, new, evicted
-
-    def _ages(self, rows: Array) -> Array:
-        """Returns how many steps ago rows were used last: 1 by the step before the one that is being applied."""
-        ages: Array = np.uint32((self._progress.step + 1) & _STEP_BITS) - self._use[rows]
-        return ages
-
-    def _is_gone(self, numbers: Array, step: int) -> Array:
-        """Returns whether no step for so long used the rows, or those before the number -1, that they are gone at `step`."""
-        if not self._max_age:
-            return np.zeros(numbers.size, np.bool_)
-        return are_gone(np.take(self._use, numbers, mode="clip"), step=step, max_age=self._max_age)
-
-    def _gone_among(self, numbers: Array) -> Array:
-        """Returns the positions of those rows that begin anew."""
-        return np.flatnonzero((numbers >= 0) & (numbers < self.num_rows) & self._is_gone(numbers, self._progress.step))
-
-    def _some_that_are_gone(self, count: int, *, needed: Array) -> Array:
-        """Returns at most so many rows that are gone, of a part of the table that follows from the step alone, but none of those needed."""
-        num_rows = self.num_rows
-        size = min(num_rows, max(_LOOKED_AT, _LOOKED_AT_PER_ROW * count))
-        start = (self._progress.step * _GOLDEN % (1 << 64)) * num_rows >> 64
-        part = (start + np.arange(size)) % max(1, num_rows)
-        return np.setdiff1d(part[self._is_gone(part, self._progress.step)], needed)[:count]
-
-    def _renew(self, rows: "Array | slice", keys: Array) -> None:
-        """Gives rows what those of new keys begin with."""
-        self.values[rows] = self._first_values(keys)
+    def _renew(self, numbers: Array, first: Array) -> None:
+        """Gives rows first values, and their slots what they begin with."""
+        self.values[numbers] = first
         for name, value in self._rule.slots.items():
-            self.slots[name][rows] = value
-        if self._use.size:
-            self._use[rows] = self._progress.step & _STEP_BITS
-
-    def _make(self, keys: Array, evicted: Array) -> None:
-        """Makes rows of keys that have none; the last of them get the rows `evicted`."""
-        assert self.index is not None
-        if not keys.size:
-            return
-        num_added, first = keys.size - evicted.size, self.num_rows
-        self._renew(slice(first, first + num_added), keys[:num_added])
-        self._renew(evicted, keys[num_added:])
-        # Last: who finds a key finds its row.
-        self._add(keys[:num_added])
-        self.index.replace(evicted, keys[num_added:])
-        self.num_made += keys.size
-        self.num_evicted += evicted.size
-
-    def _add(self, keys: Array) -> None:
-        assert self.index is not None
-        self._check_room(keys.size)
-        if self._buckets is not None and keys.size:
-            self._buckets.add(keys, np.arange(self.num_rows, self.num_rows + keys.size))
-        self.index.add(keys)
+            self.slots[name][numbers] = value
 
     def fill_initial(self, step: int) -> None:
         """Makes the first values, if the server is to make them, and those of the slots; the table is then at `step`."""
@@ -446,13 +226,7 @@ class Table:
     def apply(self, gradient: RowGradient) -> None:
         """Goes to the next step; the rule must have begun it. `gradient` is in order and in the type of sums."""
         if self._is_lazy:
-            if self.index is not None:
-                self._apply_to_keys(gradient)
-                return
-            previous = self.values[gradient.indices]
-            self._advance(Journal(gradient.indices, previous))
-            self._mark(gradient.indices)
-            self._update_rows(gradient.indices, gradient, previous)
+            self._apply_to_rows(gradient)
         else:
             # The rows that readers of the step before the last one had are overwritten now.
             self._progress = _Progress(self._progress.step)
@@ -460,33 +234,26 @@ class Table:
             self._advance(Journal(None, self._spare))
             self._update_all(gradient, self._spare)
 
-    def _apply_to_keys(self, gradient: RowGradient) -> None:
-        assert self.index is not None
-        numbers, new, evicted = self._places_of(gradient.indices, evicts=True)
-        made, again = gradient.indices[new], self._gone_among(numbers)
-        renewed = numbers[again], gradient.indices[again]
-        previous = np.take(self.values, numbers, axis=0, mode="clip")
-        for some in (new, again):
-            previous[some] = self._first_values(gradient.indices[some])
-        keys, rows = gradient.indices, previous
-        if numbers.size and int(numbers.min()) < 0:
-            is_known = numbers >= 0
-            keys, rows = keys[is_known], rows[is_known]
-        gradient, numbers = _known(gradient, numbers)
-        previous = rows
-        if evicted.size:
-            former = self.index.keys[evicted]
-            left = self._rows_at(self.values, evicted, former, self._first_values, step=self._progress.step)
-            keys, rows = np.concatenate([keys, former]), np.concatenate([rows, left])
-            order = np.argsort(keys)
-            keys, rows = keys[order], rows[order]
-        self._advance(Journal(keys, rows))
-        self._make(made, evicted)
-        self._renew(*renewed)
+    def _apply_to_rows(self, gradient: RowGradient) -> None:
+        keys, now = gradient.indices, self._progress.step
+        plan = self.rows.plan(keys, now=now)
+        previous = np.take(self.values, plan.numbers, axis=0, mode="clip")
+        if plan.begins.size:
+            first = previous[plan.begins] = self._first_values(keys[plan.begins])
+        known, numbers = _known(RowGradient(indices=keys, rows=previous), plan.numbers)
+        journal = known
+        if plan.evicted.size:
+            former = self.rows.former_keys(plan.evicted)
+            every = np.concatenate([known.indices, former])
+            order = np.argsort(every)
+            left = self._rows_at(self.values, former, self._first_values, step=now)
+            journal = RowGradient(indices=every[order], rows=np.concatenate([known.rows, left])[order])
+        self._advance(Journal(journal.indices, journal.rows))
+        if plan.begins.size:
+            self._renew(plan.numbers[plan.begins], first)
+        self.rows.carry_out(plan, keys, step=self._progress.step)
         self._mark(numbers)
-        if self._use.size:
-            self._use[numbers] = self._progress.step & _STEP_BITS
-        self._update_rows(numbers, gradient, previous)
+        self._update_rows(numbers, _known(gradient, plan.numbers)[0], known.rows)
 
     def _mark(self, numbers: Array) -> None:
         """Notes that the step that has just been made known changes these rows."""
@@ -496,16 +263,14 @@ class Table:
     def apply_on_arrival(self, gradient: RowGradient) -> None:
         """Changes rows in place, without regard to concurrent readers and writers: an update may be lost. All rows must be there."""
         if self._is_lazy:
-            numbers = gradient.indices
-            if self.index is not None:
-                gradient, numbers = _known(gradient, self.index.find(numbers))
+            gradient, numbers = _known(gradient, self.rows.find(gradient.indices, step=self._progress.step))
             self._update_rows(numbers, gradient, self.values[numbers])
         else:
             self._update_all(gradient, self.values)
 
     def take(self, indices: Array, *, step: int | None) -> Array:
         """Returns a copy of rows as they were at `step` (None: as they are now, even while they change). Raises StepGone."""
-        rows = self._taken(self.values, indices, self._first_values, step=step)
+        rows = self._rows_at(self.values, indices, self._first_values, step=self._progress.step if step is None else step)
         if step is not None:
             for journal in self.journals_since(step):
                 journal.restore(indices, rows)
@@ -531,16 +296,22 @@ class Table:
     def take_slot(self, name: str, indices: Array) -> Array:
         """Returns a copy of a slot's rows as they are now, even while they change."""
         value = self._rule.slots[name]
-        return self._taken(self.slots[name], indices, lambda keys: value, step=None)
+        return self._rows_at(self.slots[name], indices, lambda keys: value, step=self._progress.step)
 
     def count_growth(self) -> None:
         """Counts the bytes of journals and rows in the budget, in place of those before. Under the owner's lock."""
-        held = sum(journal.nbytes for journal in self._progress.journals)
-        if self.index is not None:
-            held += self.num_rows * (self.bytes_per_new_row - _KEY_BYTES + self.index.keys.itemsize) + self.index.nbytes
+        held = sum(journal.nbytes for journal in self._progress.journals) + self.num_rows * self._bytes_per_row + self.rows.nbytes
         self._budget.release(self._counted_bytes - held)
         self._held_bytes += held - self._counted_bytes
         self._counted_bytes = held
+
+    @property
+    def _bytes_per_row(self) -> int:
+        """Bytes of each row that there is not from the beginning, with its slots and key, without its place in the index."""
+        if not self.rows.nbytes_per_row:
+            return 0
+        marks = 0 if self._marks is None else self._marks.itemsize
+        return self.rows.nbytes_per_row + (1 + len(self.slots)) * self.row_bytes + marks
 
     @property
     def values_bytes(self) -> int:
@@ -559,12 +330,12 @@ class Table:
 
     def _allocate_rows(self, what: str) -> Array:
         memory = self._allocate(what, self.row_bytes)
-        return memory.view(self.piece.variable.data_type.dtype).reshape(self._max_rows, self._width)
+        return memory.view(self.piece.variable.data_type.dtype).reshape(self.rows.max_rows, self._width)
 
     def _allocate(self, what: str, row_bytes: int) -> Array:
         if self.piece.variable.is_keyed:
-            return self._growing(what, row_bytes, self._max_rows)
-        memory = self._budget.allocate(self._max_rows * row_bytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
+            return self._growing(what, row_bytes, self.rows.max_rows)
+        memory = self._budget.allocate(self.rows.max_rows * row_bytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
         self._held_bytes += memory.nbytes
         return memory
 
@@ -577,30 +348,18 @@ class Table:
                 f"{what} of variable {name!r}: this machine sets no addresses aside; let it with sysctl vm.overcommit_memory=0"
             ) from None
 
-    def _check_room(self, num_new: int) -> None:
-        if self.num_rows + num_new > self._max_rows:
-            raise LimitExceeded(
-                f"variable {self.piece.variable.name!r}: {self.num_rows} rows and {num_new} more, {self._max_rows} at most on one"
-                " parameter server; add parameter servers"
-            )
-
     def _first_values(self, keys: Array) -> Array:
         variable = self.piece.variable
         assert variable.initializer is not None
         return rows_of_keys(variable.initializer, keys, width=self._width, dtype=variable.data_type.sum_dtype)
 
-    def _taken(self, memory: Array, indices: Array, first: Callable[[Array], Any], *, step: int | None) -> Array:
-        """Returns a copy of rows of values or a slot, as they are; of keys without rows at `step`, what `first` gives to new ones."""
-        if self.index is None:
-            # In range: checked by the caller. "clip" spares NumPy a second copy.
-            return np.take(memory, indices, axis=0, mode="clip")
-        return self._rows_at(memory, self.index.find(indices), indices, first, step=self._progress.step if step is None else step)
-
-    def _rows_at(self, memory: Array, numbers: Array, keys: Array, first: Callable[[Array], Any], *, step: int) -> Array:
+    def _rows_at(self, memory: Array, indices: Array, first: Callable[[Array], Any], *, step: int) -> Array:
+        """Returns a copy of rows of values or a slot, as they are; of keys without rows at a step, what `first` gives to new ones."""
+        numbers = self.rows.find(indices, step=step)
+        # In range: checked by the caller. "clip" spares NumPy a second copy.
         rows: Array = np.take(memory, numbers, axis=0, mode="clip")
-        unknown = np.flatnonzero((numbers < 0) | self._is_gone(numbers, step))
-        if unknown.size:
-            rows[unknown] = first(keys[unknown])
+        if (unknown := np.flatnonzero(numbers < 0)).size:
+            rows[unknown] = first(indices[unknown])
         return rows
 
     def _advance(self, journal: Journal) -> None:
@@ -796,8 +555,7 @@ class TableGroup:
     def make_rows(self, gradients: Mapping[int, RowGradient], *, step: int) -> None:
         """Makes the rows of keyed tables that the gradients are for, as if at `step`. Raises LimitExceeded."""
         for position, gradient in gradients.items():
-            if self._tables[position].index is not None:
-                self._tables[position].make_rows(gradient, step=step)
+            self._tables[position].make_rows(gradient, step=step)
 
     def count_growth(self) -> None:
         """Counts the bytes of journals and new rows. Under the owner's lock."""
@@ -815,7 +573,7 @@ class TableGroup:
         table, variable = self._tables[position], self._tables[position].piece.variable
         factors = [of[position] for of in step.shares] or [1.0] * len(step.weights)
         given = [
-            (_scaled(rows[position], factor, variable.data_type.sum_dtype), weight)
+            (scaled(rows[position], factor, sum_dtype=variable.data_type.sum_dtype), weight)
             for rows, weight, factor in zip(step.gradients, step.weights, factors, strict=True)
             if position in rows
         ]
@@ -837,7 +595,7 @@ class TableGroup:
             # Before its norm is taken: what is not admitted counts for nothing.
             num_before, mean = mean.indices.size, table.admitted(mean)
             if counts:
-                table.num_unadmitted += num_before - mean.indices.size
+                table.rows.num_unadmitted += num_before - mean.indices.size
             if self._limit:
                 np.clip(mean.rows, -self._limit, self._limit, out=mean.rows)
         return mean

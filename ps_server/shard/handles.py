@@ -13,7 +13,8 @@ from ps_protocol.roles.shard import PushReply, ShardSpec, held_bytes
 from ps_server.contributions.inbox import Contribution
 from ps_server.contributions.staging import StagedGradients
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel
-from ps_server.numbers.tables import Table, check_indices
+from ps_server.numbers.row_gradients import check_indices
+from ps_server.numbers.tables import Table
 from ps_server.shard.gate import Gate
 
 

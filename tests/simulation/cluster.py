@@ -9,11 +9,10 @@ from typing import Any
 from chief.options import CheckpointConfig, CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.checkpoint.manifest import decode_json
-from ps_protocol.model.keys import buckets_for
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import TokenMode
 from ps_protocol.model.spec import NO_CLIP, ClipSpec, ModelSpec, PlacementPolicy
-from ps_protocol.model.variables import DataType, Initializer, InitializerKind, RowKeys, VariableSpec
+from ps_protocol.model.variables import ANY, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
 from ps_protocol.roles.request import Request
@@ -489,7 +488,7 @@ def _model(scenario: Scenario) -> ModelSpec:
     table = VariableSpec(
         name="rows",
         data_type=DataType.FLOAT32,
-        shape=(buckets_for(max_rows), SIZE),
+        shape=(ANY, SIZE),
         is_sparse=True,
         initializer=Initializer(kind=InitializerKind.CONSTANT, low=FIRST_VALUE),
         keys=RowKeys.INT64,

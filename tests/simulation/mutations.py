@@ -42,6 +42,7 @@ from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.numbers import apply
+from ps_server.numbers.keyed_rows import KeyedRows
 from ps_server.numbers.tables import Table
 from ps_server.shard.followed import FollowedWeights
 from ps_server.shard.gate import AdmittedWorkers, Fences
@@ -688,11 +689,11 @@ def _restores_too_few_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_rows_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Table, "_is_gone", lambda table, numbers, step: np.zeros(numbers.size, np.bool_))
+    patch.setattr(KeyedRows, "_are_gone", lambda rows, numbers, step: np.zeros(numbers.size, np.bool_))
 
 
 def _admits_every_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Table, "admitted", lambda table, gradient, step=None: gradient)
+    patch.setattr(KeyedRows, "are_admitted", lambda rows, keys, step, now: None)
 
 
 def _forgets_a_row_that_changed(patch: pytest.MonkeyPatch) -> None:

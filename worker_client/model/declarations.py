@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import VARIABLE, check_own_name
-from ps_protocol.model.keys import MAX_BOUND, buckets_for
+from ps_protocol.model.keys import MAX_AGE, MAX_BOUND
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.programs import Names, compiled, parsed
 from ps_protocol.model.spec import DEFAULT_SPLIT_BYTES, AverageSpec, ClipSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import (
+    ANY,
     Array,
     Constraint,
     ConstraintKind,
@@ -316,7 +317,9 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
         row = (table.value_or_shape,) if isinstance(table.value_or_shape, (int, np.integer)) else shape
         if row is None:
             raise InvalidSpec(f"variable {name!r}: a table with keys begins without rows; give the length of a row, for example 16")
-        shape = (buckets_for(max_rows), *map(int, row))
+        if table.partitioner is not None:
+            raise InvalidSpec(f"variable {name!r}: a table with keys is split by their hashes, evenly; leave out the partitioner")
+        shape = (ANY, *map(int, row))
     if shape is None:
         if initializer is not None:
             raise InvalidSpec(f"variable {name!r}: has values and an initializer; give one of them (a shape goes with an initializer)")
@@ -340,7 +343,7 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
         partition=_partition(name, table.partitioner, shape, data_type.dtype),
         keys=keys,
         max_rows=max_rows,
-        max_age_steps=_count(name, "max_age_steps", table.max_age_steps, (1 << 31) - 1),
+        max_age_steps=_count(name, "max_age_steps", table.max_age_steps, MAX_AGE),
         admit_probability=_probability(name, table.admit_probability),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from chief.page.look import Look, eta_s
 from lockstep.cli.formatting import bytes_text, duration_text, plain, printable, table
 from ps_protocol.model.spec import PlacedSlice, Placement
+from ps_protocol.model.variables import ANY
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, LedgerEntry, Level, ParticipantKind, ParticipantStatus
 from ps_protocol.roles.shard import ShardReport
 
@@ -238,7 +239,7 @@ def _placement(placement: Placement) -> list[str]:
     for placed in placement:
         piece, variable = placed.slice, placed.slice.variable
         part = "" if piece.is_whole else f"{piece.start} to {piece.stop} of axis {piece.axis}"
-        shape = "×".join(map(str, variable.shape)) or "scalar"
+        shape = "×".join("any" if extent == ANY else str(extent) for extent in variable.shape) or "scalar"
         rows.append((printable(variable.name), str(placed.shard), variable.data_type.value, shape, part, bytes_text(piece.nbytes)))
     return table(rows, left=(0, 2, 3, 4)).splitlines()
 

@@ -23,10 +23,9 @@ from ps_protocol.errors import (
     StepAhead,
     Superseded,
 )
-from ps_protocol.model.keys import NUM_BUCKETS, buckets_for
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
-from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, RowKeys, VariableSpec
+from ps_protocol.model.variables import ANY, DataType, Initializer, InitializerKind, Partition, RowKeys, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
@@ -85,7 +84,7 @@ VARIABLES = (
     VariableSpec(
         name="clicks",
         data_type=DataType.FLOAT32,
-        shape=(NUM_BUCKETS, 3),
+        shape=(ANY, 3),
         is_sparse=True,
         initializer=Initializer(kind=InitializerKind.NORMAL, low=0.5, high=2.0, seed=9),
         keys=RowKeys.UINT64,
@@ -139,7 +138,7 @@ def test_restored_on_any_number_of_shards_the_next_steps_are_the_same_bits(open_
 def evicting_model(max_rows: int = 33, **options: Any) -> ModelSpec:
     """A model with a table in which each step's rows make others leave."""
     clicks = next(variable for variable in VARIABLES if variable.is_keyed)
-    recent = replace(clicks, name="recent", shape=(buckets_for(max_rows), *clicks.shape[1:]), max_rows=max_rows, **options)
+    recent = replace(clicks, name="recent", max_rows=max_rows, **options)
     return ModelSpec(variables=(VARIABLES[0], recent, VARIABLES[-1]), optimizer=OPTIMIZERS["momentum"], placement=PlacementPolicy())
 
 

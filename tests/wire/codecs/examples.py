@@ -13,13 +13,13 @@ from ps_protocol import errors
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model import policy
 from ps_protocol.model.data import DataMarks, DataPass, DataSpec
-from ps_protocol.model.keys import buckets_for
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.merging import MEAN, MergeSpec, merge_of
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import (
+    ANY,
     Constraint,
     ConstraintKind,
     DataType,
@@ -99,7 +99,7 @@ _OF_KIND: dict[ConstraintKind, Any] = {ConstraintKind.FORMULA: {"formula": "max(
 DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=2, shuffle_seed=7)
 KEYED = [
     VariableSpec(
-        name="keyed", data_type=DataType.FLOAT32, shape=(buckets_for(1 << 30), 2), is_sparse=True, keys=keys,
+        name="keyed", data_type=DataType.FLOAT32, shape=(ANY, 2), is_sparse=True, keys=keys,
         max_rows=1 << 30, max_age_steps=9, admit_probability=0.25, initializer=Initializer(kind=InitializerKind.NORMAL, high=1.0),
     )
     for keys in (RowKeys.INT64, RowKeys.UINT64)

@@ -14,10 +14,12 @@ from ps_protocol.model.keys import NUM_BUCKETS, buckets_for, key_range, spread
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.spec import NO_CLIP
-from ps_protocol.model.variables import Array, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
+from ps_protocol.model.variables import ANY, Array, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
 from ps_server.numbers.first_rows import rows_of_keys
+from ps_server.numbers.keyed_rows import KeyedRows
 from ps_server.numbers.memory import MemoryBudget
-from ps_server.numbers.tables import RowGradient, SparseStep, Table, TableGroup, check_indices
+from ps_server.numbers.row_gradients import RowGradient, check_indices
+from ps_server.numbers.tables import SparseStep, Table, TableGroup
 from ps_server.optimizers.rule import UpdateRule
 
 WIDTH = 3
@@ -31,15 +33,13 @@ TABLE_OPTIMIZERS = sorted(
 
 
 def _piece(initializer: Initializer = ONES, *, stop: int = NUM_BUCKETS, data_type: DataType = DataType.FLOAT64) -> VariableSlice:
-    spec = VariableSpec(
-        name="emb", data_type=data_type, shape=(NUM_BUCKETS, WIDTH), is_sparse=True, initializer=initializer, keys=RowKeys.INT64
-    )
+    spec = VariableSpec(name="emb", data_type=data_type, shape=(ANY, WIDTH), is_sparse=True, initializer=initializer, keys=RowKeys.INT64)
     return VariableSlice(variable=spec, start=0, stop=stop)
 
 
 def _bounded(max_rows: int, optimizer: str = "adagrad", *, start: int = 0, stop: int | None = None, step: int = 0, **options: Any) -> Table:
     num_buckets = buckets_for(max_rows)
-    variable = replace(_piece(UNIFORM).variable, max_rows=max_rows, shape=(num_buckets, WIDTH), **options)
+    variable = replace(_piece(UNIFORM).variable, max_rows=max_rows, **options)
     piece = VariableSlice(variable=variable, start=start, stop=num_buckets if stop is None else stop)
     rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
     return Table(piece, rule, budget=MemoryBudget(None, owner="ps 0"), step=step)
@@ -142,15 +142,13 @@ def test_first_values_have_the_distribution_that_was_asked_for(dtype: Any) -> No
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("width", [16, 64])
 def test_a_row_takes_at_most_a_quarter_more_than_key_values_and_slots(optimizer: str, width: int) -> None:
-    spec = VariableSpec(
-        name="emb", data_type=DataType.FLOAT32, shape=(NUM_BUCKETS, width), is_sparse=True, initializer=ONES, keys=RowKeys.INT64
-    )
+    spec = VariableSpec(name="emb", data_type=DataType.FLOAT32, shape=(ANY, width), is_sparse=True, initializer=ONES, keys=RowKeys.INT64)
     rule = UpdateRule(OptimizerSpec(name=optimizer, learning_rate=constant(0.5)))
     table = Table(VariableSlice(variable=spec, start=0, stop=NUM_BUCKETS), rule, budget=MemoryBudget(None, owner="ps 0"), step=0)
     needed = 8 + (1 + len(table.slots)) * 4 * width
     table.make_rows(_of_ones(np.sort(spread(np.arange(300_000))), width=0), step=0)
-    assert table.index is not None
-    places = table.index._places
+    assert isinstance(table.rows, KeyedRows)
+    places = table.rows._index._places
     at_seventy_percent = needed + places.nbytes / (0.7 * places.num_places)
     assert at_seventy_percent <= 1.25 * needed
 
@@ -163,9 +161,9 @@ def test_rows_that_were_not_used_lately_make_room_and_begin_anew() -> None:
         _step(table, np.concatenate([keys[:30], keys[30 + 3 * step : 33 + 3 * step]]), step=step)
     for step in range(20, 60):
         _step(table, np.concatenate([keys[:30], keys[100 + 5 * (step - 20) : 105 + 5 * (step - 20)]]), step=step)
-    assert (table.num_rows, table.num_evicted, table.num_refused) == (100, 90 + 200 - 100, 0)
-    assert table.index is not None
-    known = table.index.find(keys)
+    assert (table.num_rows, table.rows.num_evicted, table.rows.num_refused) == (100, 90 + 200 - 100, 0)
+    assert isinstance(table.rows, KeyedRows)
+    known = table.rows.find(keys, step=60)
     assert (known[:30] >= 0).all(), "what every step uses stays"
     assert (known[-20:] >= 0).all(), "what was used last stays"
     np.testing.assert_array_equal(table.take(keys, step=60)[known < 0], first[known < 0])
@@ -177,9 +175,9 @@ def test_rows_that_were_not_used_lately_make_room_and_begin_anew() -> None:
 def test_readers_of_the_step_before_have_the_rows_that_made_room_since() -> None:
     table, keys = _bounded(50, "sgd"), spread(np.arange(400))
     for step in range(7):
-        before, expected = table.num_evicted, table.take(keys, step=step)
+        before, expected = table.rows.num_evicted, table.take(keys, step=step)
         _step(table, keys[50 * step : 50 * step + 50], step=step)
-        assert (table.num_evicted > before) == (step > 0)
+        assert (table.rows.num_evicted > before) == (step > 0)
         assert table.take(keys, step=step).tobytes() == expected.tobytes()
 
 
@@ -191,7 +189,7 @@ def test_the_same_steps_evict_the_same_keys() -> None:
         for step, keys in enumerate(batches):
             _step(table, keys, step=step)
     contents = [[part.tobytes() for part in table.parts.values()] for table in tables]
-    assert tables[0].num_evicted > 100
+    assert tables[0].rows.num_evicted > 100
     assert contents[0] == contents[1]
 
 
@@ -199,11 +197,11 @@ def test_keys_that_find_no_room_at_all_are_refused_and_counted() -> None:
     table, keys = _bounded(10), np.sort(spread(np.arange(25)))
     first = table.take(keys, step=0)
     _step(table, keys)
-    assert (table.num_rows, table.num_refused) == (10, 15)
+    assert (table.num_rows, table.rows.num_refused) == (10, 15)
     changed = (table.take(keys, step=1) != first).any(axis=1)
     assert changed.tolist() == [True] * 10 + [False] * 15
     _step(table, keys, step=1)
-    assert (table.num_rows, table.num_evicted, table.num_refused) == (10, 0, 30)
+    assert (table.num_rows, table.rows.num_evicted, table.rows.num_refused) == (10, 0, 30)
 
 
 def test_on_arrival_what_finds_no_room_is_left_out() -> None:
@@ -260,8 +258,8 @@ def test_the_same_keys_are_admitted_and_evicted_however_the_table_is_cut(cut: tu
             table.apply(table.admitted(RowGradient(indices=here, rows=np.repeat((here % 7)[:, None].astype(np.float64), WIDTH, axis=1))))
             table._rule.advance()
     assert _rows_of(parts) == _rows_of([whole])
-    assert sum(table.num_evicted for table in parts) == whole.num_evicted > 0
-    assert sum(table.num_refused for table in parts) == whole.num_refused
+    assert sum(table.rows.num_evicted for table in parts) == whole.rows.num_evicted > 0
+    assert sum(table.rows.num_refused for table in parts) == whole.rows.num_refused
     assert whole.num_rows <= 150
 
 
@@ -284,7 +282,7 @@ def test_in_a_full_bucket_the_row_used_longest_ago_makes_room(max_rows: int) -> 
                         break
                     del rows[oldest]
                 rows[key] = step
-        assert table.index is not None
+        assert isinstance(table.rows, KeyedRows)
         assert sorted(table.parts["row keys"]) == sorted(key for rows in used for key in rows)
 
 
@@ -315,7 +313,7 @@ def test_a_row_that_no_step_used_for_its_age_is_gone_and_its_memory_goes_to_othe
         np.testing.assert_allclose(table.take(every, step=step), before, err_msg=f"as of the step before, at {step}")
         np.testing.assert_allclose(table.take(every, step=step + 1), rows, err_msg=f"at {step}")
         np.testing.assert_allclose(table.take_slot("accumulator", every), sums)
-    assert table.num_evicted > 50
+    assert table.rows.num_evicted > 50
     assert table.num_rows < 150
 
 
@@ -343,7 +341,7 @@ def test_what_is_not_admitted_changes_no_row_and_no_norm() -> None:
     tables.apply(step, on_arrival=False)
     assert 400 < table.num_rows < 600
     assert norms == [table.num_rows * WIDTH]
-    assert (table.num_made, table.num_unadmitted) == (table.num_rows, 1000 - table.num_rows)
+    assert (table.rows.num_made, table.rows.num_unadmitted) == (table.num_rows, 1000 - table.num_rows)
     changed = (table.take(keys, step=1) != table.take(keys, step=0)).all(axis=1)
     assert changed.sum() == table.num_rows
 
@@ -374,11 +372,9 @@ def test_a_slice_takes_only_the_keys_of_its_buckets() -> None:
 
 def test_only_tables_that_make_their_own_rows_have_keys() -> None:
     for changes in ({"is_sparse": False}, {"initializer": None}, {"shape": (10, 2)}):
-        options: dict[str, Any] = {"is_sparse": True, "initializer": ONES, "shape": (NUM_BUCKETS, 2)} | changes
+        options: dict[str, Any] = {"is_sparse": True, "initializer": ONES, "shape": (ANY, 2)} | changes
         with pytest.raises(InvalidSpec):
             VariableSpec(name="emb", data_type=DataType.FLOAT32, keys=RowKeys.INT64, **options)
     zero_row = Initializer(kind=InitializerKind.UNIFORM, high=1.0, zero_row=3)
     with pytest.raises(InvalidSpec, match="rows with keys have no number"):
-        VariableSpec(
-            name="emb", data_type=DataType.FLOAT32, shape=(NUM_BUCKETS, 2), is_sparse=True, initializer=zero_row, keys=RowKeys.INT64
-        )
+        VariableSpec(name="emb", data_type=DataType.FLOAT32, shape=(ANY, 2), is_sparse=True, initializer=zero_row, keys=RowKeys.INT64)

@@ -14,7 +14,8 @@ from ps_protocol.model.variables import Array, DataType, Initializer, Initialize
 from ps_server.numbers import tables as table_module
 from ps_server.numbers.first_rows import fill_table
 from ps_server.numbers.memory import MemoryBudget
-from ps_server.numbers.tables import RowGradient, Table, check_indices, in_order, mean_of_rows
+from ps_server.numbers.row_gradients import RowGradient, check_indices, in_order, mean_of_rows
+from ps_server.numbers.tables import Table
 from ps_server.optimizers.rule import NUM_SCRATCH, UpdateRule
 
 # A table's rows, slots and journal: an update of rows is that of the same rows of a dense variable, and readers see one step only.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.model.merging import MergeSpec, merge_of
 from ps_protocol.model.variables import Array
-from ps_server.numbers.tables import RowGradient, trimmed_mean_of_rows
+from ps_server.numbers.row_gradients import RowGradient, trimmed_mean_of_rows
 from ps_server.numbers.trimmed import trimmed_mean_of
 
 FLOAT64 = np.dtype(np.float64)
