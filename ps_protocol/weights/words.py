@@ -1,8 +1,10 @@
-"""A shard's encoded arena as words of 16 bits: which words differ between two copies, their bytes, and the checksum of each slice.
+"""A shard's encoded arena as words of 16 bits: what changes of them from step to step, as bytes, and the checksum of each slice.
 
-Words know no element type: of a float32 whose low bits change, one word of two is sent. A patch overwrites words, so nothing drifts.
+Words know no element type: of a float32 whose low bits change, one word of two is sent. A patch has the difference of each word that
+changes, as an integer modulo 2^16: adding it gives the later word and subtracting it the earlier one, bit by bit, so nothing drifts.
 """
 
+import zlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,16 +17,15 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 
 WORD_BYTES = 2
-# Words that are compared, or that one piece of a patch is about, at a time: they stay in a core's cache.
-_PIECE_WORDS = 1 << 18
 # Beyond it a position does not fit 32 bits.
-_MAX_WORDS = 1 << 32
+MAX_WORDS = 1 << 32
 
 
 class Selection:
     """Slices of a shard as a reader holds them: encoded, one after the other, those of the arena as they lie there, then those of tables.
 
-    `of`: their positions in `layout.pieces`. `starts` and `sizes`: where each begins, and how long it is, with its padding, in words.
+    `of`: their positions in `layout.pieces`. `starts` and `sizes`: where each begins, and how long
+    it is, with its padding, in words; `is_encoded`: whether its elements are.
     """
 
     def __init__(self, layout: Layout, encoding: FloatEncoding, slices: Sequence[int] | None = None) -> None:
@@ -38,7 +39,7 @@ class Selection:
         found = [one for one in _sizes(layout, encoding) if one[0] in wanted]
         self.of = tuple(index for index, _, _ in found)
         self.sizes = np.array([size for _, size, _ in found], np.int64)
-        self._is_encoded = [is_encoded for _, _, is_encoded in found]
+        self.is_encoded = [is_encoded for _, _, is_encoded in found]
         ends = np.cumsum(self.sizes)
         self.starts = ends - self.sizes
         self.num_words = int(ends[-1]) if len(ends) else 0
@@ -66,7 +67,7 @@ class Selection:
     def content_of(self, words: Array, place: int) -> tuple[Array, bool]:
         """Returns the bytes of the slice at a place, without its padding, and whether they are encoded."""
         piece = self.layout.pieces[self.of[place]]
-        is_encoded = self._is_encoded[place]
+        is_encoded = self.is_encoded[place]
         nbytes = piece.nbytes // 2 if is_encoded else piece.nbytes
         return self.words_of(words, place).view(np.uint8)[:nbytes], is_encoded
 
@@ -87,8 +88,8 @@ class Selection:
         shifts = (self.starts - starts).tolist()
         runs = [slice(first, last) for first, last in zip(firsts, lasts, strict=True)]
         moved = [(patch.positions[run].astype(np.int64) + shift).astype(np.uint32) for run, shift in zip(runs, shifts, strict=True)]
-        values = [patch.values[run] for run in runs]
-        return Patch(positions=np.concatenate(moved), values=np.concatenate(values)) if runs else NO_PATCH
+        changes = [patch.changes[run] for run in runs]
+        return Patch(positions=np.concatenate(moved), changes=np.concatenate(changes)) if runs else NO_PATCH
 
     def digests(self, words: Array) -> Array:
         """Returns the checksum of each slice, with its padding, out of what a reader holds: uint64, by place."""
@@ -104,116 +105,107 @@ def _sizes(layout: Layout, encoding: FloatEncoding) -> Iterator[tuple[int, int, 
         yield index, num_bytes // (2 * WORD_BYTES if is_encoded else WORD_BYTES), is_encoded
 
 
-# What differs between two copies.
+# What changes from one step to a later one.
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Patch:
-    """Words to overwrite: ascending positions (uint32) and the new words (uint16)."""
+    """Words that change: ascending positions (uint32), and what is added to each of them (uint16)."""
 
     positions: Array
-    values: Array
+    changes: Array
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        return self.positions.nbytes + self.values.nbytes
+        return self.positions.nbytes + self.changes.nbytes
+
+    def apply(self, words: Array) -> None:
+        """Makes the later words of the earlier ones."""
+        words[self.positions] += self.changes
+
+    def undo(self, words: Array) -> None:
+        """Makes the earlier words of the later ones."""
+        words[self.positions] -= self.changes
 
 
-NO_PATCH = Patch(positions=np.empty(0, np.uint32), values=np.empty(0, np.uint16))
+NO_PATCH = Patch(positions=np.empty(0, np.uint32), changes=np.empty(0, np.uint16))
 
 
-def difference(before: Array, after: Array, *, max_changed: int) -> Patch | None:
-    """Returns what makes `after` of `before`, arrays of as many words; None if more words than `max_changed` differ, or there are too many.
+def overwrite(words: Array, block: Array, start: int) -> Patch:
+    """Makes the words from `start` on those of a block, and returns what has changed of them."""
+    held = words[start : start + block.size]
+    positions = np.flatnonzero(held != block)
+    changes = block[positions] - held[positions]
+    held[positions] += changes
+    return Patch(positions=(positions + start).astype(np.uint32), changes=changes)
 
-    Then looks no further, so that a model that changes everywhere costs little.
-    """
-    if after.size > _MAX_WORDS:
-        return None
-    found: list[Array] = []
-    num_changed = 0
-    for start in range(0, after.size, _PIECE_WORDS):
-        differs = before[start : start + _PIECE_WORDS] != after[start : start + _PIECE_WORDS]
-        count = int(np.count_nonzero(differs))
-        num_changed += count
-        if num_changed > max_changed:
-            return None
-        if count:
-            found.append((np.flatnonzero(differs) + start).astype(np.uint32))
-    if not found:
+
+def joined(parts: Sequence[Patch]) -> Patch:
+    """Returns one patch for several of which each is of later words than the one before it."""
+    if not parts:
         return NO_PATCH
-    positions = np.concatenate(found)
-    return Patch(positions=positions, values=after[positions])
+    return Patch(positions=np.concatenate([one.positions for one in parts]), changes=np.concatenate([one.changes for one in parts]))
 
 
 def merged(patches: Sequence[Patch]) -> Patch:
-    """Returns one patch for several that follow each other: of a word that several change, the newest value."""
-    if len(patches) == 1:
-        return patches[0]
-    newest_first = patches[::-1]
-    positions, first = np.unique(np.concatenate([patch.positions for patch in newest_first]), return_index=True)
-    return Patch(positions=positions, values=np.concatenate([patch.values for patch in newest_first])[first])
+    """Returns one patch for several that follow each other in time."""
+    if len(patches) <= 1:
+        return patches[0] if patches else NO_PATCH
+    every = joined(patches)
+    positions, place = np.unique(every.positions, return_inverse=True)
+    changes = np.zeros(positions.size, np.uint16)
+    np.add.at(changes, place, every.changes)
+    return Patch(positions=positions, changes=changes)
 
 
-# A patch as bytes: for each piece of the arena how many words change, how many bytes their gaps take, the gaps, the values. A gap is the
-# number of words that stay before one that changes; 255 stands for as many, and the gap goes on. So one word of fifty takes three bytes in
-# all. Of a piece of which most changes, all words are sent, without gaps.
+# A patch as bytes: how many words change, how many bytes their gaps take, and then, compressed, the gaps, the low bytes of the changes and
+# the high ones. A gap is the number of words that stay before one that changes; 255 stands for as many, and the gap goes on. A change of
+# either sign that is small is a small number, as most are: an update that shows at all at half precision moves a word to the next one or
+# two. So one word of seventy takes nine bits, of which seven are its gap's.
 
 
 _HEAD = np.dtype("<u4")
-_ALL = 0xFFFFFFFF
 _LONG = 255
 
 
-def encode_patch(patch: Patch, *, num_words: int, words: Array | None = None) -> bytes:
-    """Returns the bytes of a patch for a reader of so many words. `words`: all words after it, where they are at hand."""
-    starts = np.arange(0, num_words, _PIECE_WORDS, dtype=np.int64)
-    bounds = np.append(np.searchsorted(patch.positions, starts), patch.positions.size).tolist()
-    parts: list[bytes] = []
-    for piece, start in enumerate(starts.tolist()):
-        first, last = bounds[piece], bounds[piece + 1]
-        gaps = _gaps(patch.positions[first:last].astype(np.int64) - start)
-        size = min(_PIECE_WORDS, num_words - start)
-        if words is not None and gaps.size + WORD_BYTES * (last - first) > WORD_BYTES * size:
-            parts += [np.array([_ALL, 0], _HEAD).tobytes(), words[start : start + size].tobytes()]
-        else:
-            parts += [np.array([last - first, gaps.size], _HEAD).tobytes(), gaps.tobytes(), patch.values[first:last].tobytes()]
-    return b"".join(parts)
+def encode_patch(patch: Patch) -> bytes:
+    """Returns the bytes of a patch."""
+    gaps = _gaps(patch.positions)
+    folded = (patch.changes << np.uint16(1)) ^ (np.uint16(0) - (patch.changes >> np.uint16(15)))
+    # Codes for single bytes and runs: to look for anything longer takes ten times as long, and there is nothing.
+    packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_RLE)
+    parts = [np.array([patch.positions.size, gaps.size], _HEAD).tobytes()]
+    for part in (gaps, folded.astype(np.uint8), (folded >> np.uint16(8)).astype(np.uint8)):
+        parts += [packer.compress(part.data), packer.flush(zlib.Z_SYNC_FLUSH)]  # each with codes of its own
+    return b"".join([*parts, packer.flush()])
 
 
 def decode_patch(content: bytes | memoryview, *, num_words: int) -> Patch:
     """Returns the patch that has these bytes, for a reader of so many words. Raises MalformedMessage."""
-    data, at = np.frombuffer(content, np.uint8), 0
-    positions: list[Array] = []
-    values: list[Array] = []
-    for start in range(0, num_words, _PIECE_WORDS):
-        size = min(_PIECE_WORDS, num_words - start)
-        count, gap_bytes = (int(number) for number in _cut(data, at, 2 * _HEAD.itemsize).view(_HEAD))
-        at += 2 * _HEAD.itemsize
-        if count == _ALL:
-            count, found = size, np.arange(size)
-        else:
-            found = _positions(_cut(data, at, gap_bytes))
-            at += gap_bytes
-            if found.size != count or (count and found[-1] >= size):
-                raise MalformedMessage(f"a patch: {found.size} words up to {found[-1:]} for a piece with {count} changes of {size} words")
-        positions.append((found + start).astype(np.uint32))
-        values.append(_cut(data, at, WORD_BYTES * count).view(np.uint16))
-        at += WORD_BYTES * count
-    if at != data.size:
-        raise MalformedMessage(f"a patch: {data.size} bytes, its pieces have {at}")
-    return Patch(positions=np.concatenate(positions), values=np.concatenate(values)) if positions else NO_PATCH
-
-
-def _cut(data: Array, start: int, nbytes: int) -> Array:
-    part = data[start : start + nbytes]
-    if part.size != nbytes:
-        raise MalformedMessage(f"a patch: it ends after {data.size} bytes, in the middle of a piece")
-    return part.copy()  # aligned, whatever came before it
+    start = 2 * _HEAD.itemsize
+    if len(content) < start:
+        raise MalformedMessage(f"a patch: it has {len(content)} bytes, and begins with {start}")
+    count, gap_bytes = (int(number) for number in np.frombuffer(content[:start], _HEAD))
+    if count > num_words or gap_bytes > count + num_words // _LONG:
+        raise MalformedMessage(f"a patch: {count} changes, with gaps of {gap_bytes} bytes, for {num_words} words")
+    num_bytes, unpacker = gap_bytes + WORD_BYTES * count, zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        found = np.frombuffer(unpacker.decompress(content[start:], num_bytes + 1), np.uint8)
+    except zlib.error as error:
+        raise MalformedMessage(f"a patch: {error}") from None
+    if found.size != num_bytes or not unpacker.eof or unpacker.unused_data:
+        raise MalformedMessage(f"a patch: its {len(content)} bytes stand for {found.size} or more, or end too early; want {num_bytes}")
+    positions = _positions(found[:gap_bytes])
+    if positions.size != count or (count and positions[-1] >= num_words):
+        raise MalformedMessage(f"a patch: {positions.size} words up to {positions[-1:]}; want {count} of {num_words}")
+    folded = found[gap_bytes : gap_bytes + count] | (found[gap_bytes + count :].astype(np.uint16) << np.uint16(8))
+    changes = (folded >> np.uint16(1)) ^ (np.uint16(0) - (folded & np.uint16(1)))
+    return Patch(positions=positions.astype(np.uint32), changes=changes)
 
 
 def _gaps(positions: Array) -> Array:
-    between = np.diff(positions, prepend=-1) - 1
+    between = np.diff(positions.astype(np.int64), prepend=-1) - 1
     num_long = between // _LONG
     ends = np.cumsum(num_long + 1)
     gaps = np.full(int(ends[-1]) if ends.size else 0, _LONG, np.uint8)

@@ -2,25 +2,26 @@
 
 import threading
 import weakref
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ps_protocol.encodings.arena import encode_arena
-from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes, units_of
+from ps_protocol.encodings.arena import encoded_frames
+from ps_protocol.encodings.formats import FloatEncoding, units_of
 from ps_protocol.errors import LimitExceeded, StepGone
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.weights import FetchReply, FetchRequest
-from ps_protocol.weights.versions import WeightVersions
-from ps_protocol.weights.words import Selection
+from ps_protocol.weights.copy import WeightCopy
+from ps_protocol.weights.words import WORD_BYTES, Selection
 from ps_server.model.shard_model import ShardModel
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.numbers.tables import Table
 
 # Copies that nobody has asked for lately are let go.
 UNUSED_S = 60.0
+# Encoded and compared at a time: it stays in a core's cache with what it is compared with.
+_BLOCK_BYTES = 1 << 18
 # So many copies, of different tables or in different encodings, are kept.
 _MAX_KINDS = 8
 # An encoding, and which tables there are beside the dense variables.
@@ -38,11 +39,11 @@ class StepCopy:
 
 @light_dataclass(slots=True, kw_only=True, eq=False)
 class _Followed:
-    """The versions of one model in one encoding, and when somebody asked for them last. `lock` serialises all."""
+    """A copy of one model in one encoding, and when somebody asked for it last. `lock` serialises all."""
 
     model: "weakref.ref[ShardModel]"
     tables: "weakref.WeakSet[Table]"
-    versions: WeightVersions
+    copy: WeightCopy
     lock: threading.Lock
     asked_at: float
 
@@ -50,8 +51,8 @@ class _Followed:
 class FollowedWeights:
     """Answers the followers of a shard. Thread-safe: those who ask for one encoding wait for each other, and no step waits for them.
 
-    It encodes a step when the first of them asks for it, and compares it with the one that it encoded before; of tables, those that
-    somebody asks for. `clock`: in seconds.
+    It encodes a step when the first of them asks for it, block by block, and compares it with the one that it encoded before, whose place
+    it takes; of tables, those that somebody asks for. `clock`: in seconds.
     """
 
     def __init__(self, budget: MemoryBudget, *, clock: Callable[[], float]) -> None:
@@ -72,13 +73,13 @@ class FollowedWeights:
             with one.lock:
                 if self._followed.get(kind) is not one:
                     continue  # it was let go meanwhile
-                versions, now = one.versions, self._clock()
+                weights, now = one.copy, self._clock()
                 one.asked_at = now
-                if copy is not None and (versions.step is None or copy.step > versions.step):
-                    versions.take(copy.step, partial(_encode, model, versions.selection, copy), now=now)
-                if versions.step is None:
+                if copy is not None and (weights.step is None or copy.step > weights.step):
+                    weights.advance(copy.step, _blocks(model, weights.selection, copy), now=now)
+                if weights.step is None:
                     raise StepGone(f"step {request.step} is gone", facts={"step": str(newest_step)})
-                return versions.answer(request, newest_step=newest_step, now=now)
+                return weights.answer(request, newest_step=newest_step, now=now)
 
     def let_go_unused(self) -> None:
         """Gives back memory that no follower needs any more. Costs nothing where nobody follows."""
@@ -95,14 +96,15 @@ class FollowedWeights:
             selection = Selection(layout, encoding, [*layout.order, *(len(layout.slices) + number for number in tables)])
             if one is not None:
                 with one.lock:
-                    one.versions.close()
+                    one.copy.close()
             elif len(self._followed) >= _MAX_KINDS:
                 raise LimitExceeded(f"{_MAX_KINDS} other choices of encoding and tables are followed already; follow what others do")
             one = _Followed(
                 model=weakref.ref(model),
                 tables=weakref.WeakSet(model.table(number) for number in tables),
-                versions=WeightVersions(
+                copy=WeightCopy(
                     selection,
+                    keeps_patches=True,
                     allocate=lambda nbytes: self._budget.allocate(nbytes, purpose="a copy of the variables for followers"),
                     release=self._budget.release,
                 ),
@@ -121,7 +123,7 @@ class FollowedWeights:
         try:
             for kind, one in [*self._followed.items()]:
                 if one.asked_at + unused_s <= self._clock() and one.lock.acquire(blocking=False):
-                    one.versions.close()
+                    one.copy.close()
                     del self._followed[kind]
                     one.lock.release()
                     for table in one.tables:
@@ -130,34 +132,36 @@ class FollowedWeights:
             self._lock.release()
 
 
-def _encode(model: ShardModel, selection: Selection, copy: StepCopy, memory: Array) -> None:
-    """Writes the words of a selection at a step."""
-    encode_arena(selection.layout, copy.memory, selection.encoding, memory[: encoded_nbytes(selection.layout, selection.encoding)])
+def _blocks(model: ShardModel, selection: Selection, copy: StepCopy) -> Iterator[tuple[int, Array]]:
+    """Yields the words of a selection at a step, with the position of the first; each block is valid until the next."""
+    layout, encoding = selection.layout, selection.encoding
+    for offset, frame in encoded_frames(layout, copy.memory, encoding, _BLOCK_BYTES):
+        yield offset // WORD_BYTES, np.frombuffer(frame, np.uint16)
     if not copy.is_intact():
         raise StepGone(f"step {copy.step} was overwritten while it was copied; ask for a later one", facts={"step": str(copy.step + 1)})
-    words = memory.view(np.uint16)
     for number in selection.tables:
-        content, is_encoded = selection.content_of(words, selection.place(len(selection.layout.slices) + number))
-        encoding = selection.encoding if is_encoded else FloatEncoding.AS_IS
-        _encode_rows(model.table(number), encoding, None if model.applies_on_arrival else copy.step, content)
+        place = selection.place(len(layout.slices) + number)
+        table_encoding = encoding if selection.is_encoded[place] else FloatEncoding.AS_IS
+        for offset, block in _row_blocks(model.table(number), table_encoding, None if model.applies_on_arrival else copy.step):
+            yield int(selection.starts[place]) + offset // WORD_BYTES, block
 
 
-def _encode_rows(table: Table, encoding: FloatEncoding, step: int | None, content: Array) -> None:
-    """Writes all rows of a table as they were at a step (None: as they are now), while steps change them."""
-    if not content.size:
-        return  # rows without elements, or with keys, which nobody follows
-    rows = content.reshape(table.num_rows, -1)
-    _encode_into(rows, table.values, encoding)
-    for journal in table.journals_since(step) if step is not None else ():
-        before = np.empty((len(journal.rows), rows.shape[1]), np.uint8)
-        _encode_into(before, journal.rows, encoding)
-        rows[slice(None) if journal.indices is None else journal.indices] = before
+def _row_blocks(table: Table, encoding: FloatEncoding, step: int | None) -> Iterator[tuple[int, Array]]:
+    """Yields all rows of a table as they were at a step (None: as they are now), while steps change them; offsets in bytes."""
+    rows = table.values
+    if not rows.size or table.index is not None:
+        return  # nobody follows keys
+    at_once = max(1, _BLOCK_BYTES // table.row_bytes)
+    for first in range(0, len(rows), at_once):
+        indices = np.arange(first, min(first + at_once, len(rows)))
+        block = rows[first : first + at_once].copy()
+        for journal in table.journals_since(step) if step is not None else ():
+            journal.restore(indices, block)
+        encoded = block.reshape(-1).view(np.uint8)
+        if encoding is not FloatEncoding.AS_IS:
+            units = units_of(encoding)
+            encoded = np.empty(units.nbytes(block.size), np.uint8)
+            units.encode(block.reshape(-1), encoded)
+        yield first * (encoded.nbytes // len(block)), encoded.view(np.uint16)
     if step is not None:
         table.check_journals(step)
-
-
-def _encode_into(encoded: Array, rows: Array, encoding: FloatEncoding) -> None:
-    if encoding is FloatEncoding.AS_IS:
-        np.copyto(encoded.reshape(-1), rows.reshape(-1).view(np.uint8))
-    else:
-        units_of(encoding).encode(rows.reshape(-1), encoded.reshape(-1))

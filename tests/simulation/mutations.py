@@ -36,8 +36,8 @@ from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, Pus
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.history import Counted
 from ps_protocol.roles.shard import PushReply, PushResult, ShardStatusRequest
-from ps_protocol.weights import versions
-from ps_protocol.weights.words import Patch, difference
+from ps_protocol.weights import copy
+from ps_protocol.weights.words import Patch, overwrite
 from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel, StepWork
@@ -77,11 +77,11 @@ _FOLLOWED_OF = FollowedWeights._of
 
 
 def _forgets_a_word_of_a_patch(patch: pytest.MonkeyPatch) -> None:
-    def without_the_last(before: Array, after: Array, *, max_changed: int) -> Patch | None:
-        found = difference(before, after, max_changed=after.size)
-        return None if found is None else Patch(positions=found.positions[:-1], values=found.values[:-1])
+    def without_the_last(words: Array, block: Array, start: int) -> Patch:
+        found = overwrite(words, block, start)
+        return Patch(positions=found.positions[:-1], changes=found.changes[:-1])
 
-    patch.setattr(versions, "difference", without_the_last)
+    patch.setattr(copy, "overwrite", without_the_last)
 
 
 def _applies_repeated_steps(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -66,6 +66,15 @@ class _NothingYet(NotInitialized):
     """There is no model to follow yet."""
 
 
+class Held(NamedTuple):
+    """What a follower holds: of which model and era, as far as it is kept here; its version; the newest step; the shards' copies."""
+
+    followed: Followed
+    version: Version
+    newest_step: int
+    copies: Sequence[WeightCopy]
+
+
 T = TypeVar("T")
 # What a slice is given to: a name, the part of the variable that is wanted under it, the slice, its bytes, and how they are encoded.
 PutSlice = Callable[[str, Part, VariableSlice, Array, FloatEncoding], None]
@@ -103,14 +112,15 @@ class Follower:
         self._wanted, self._wants_tables = parts, tables  # None: all variables, but for tables
         self._changed = threading.Condition()
         self._closed = threading.Event()
-        # What the thread has, under the condition: copies of one step, or of none.
+        # What the thread has, under the condition: what the source has, and what of it is kept here; copies of one step, or of none.
         self._followed: Followed | None = None
+        self._kept: Followed | None = None
         self._copies: list[WeightCopy] = []
         self._version: Version | None = None
         self._newest_step, self._heard_at = 0, -FRESH_S
         self._reason = f"{source.place} has not answered yet"
         self._error: Exception | None = None
-        self._is_over = self._is_awaited = False
+        self._is_over = self._is_awaited = self._passes_on = False
         self.received_bytes = self.num_patches = self.num_wholes = self.num_mended = 0
         self._ahead = 0
         self._behind_since: float | None = None
@@ -131,6 +141,8 @@ class Follower:
         """Ends the thread and the connections, in 2 s at most. Idempotent."""
         if not self._closed.is_set():
             self._closed.set()
+            with self._changed:
+                self._changed.notify_all()
             self._source.close()  # also while the thread waits for it
             self._thread.join(_CLOSE_WAIT_S)
 
@@ -229,29 +241,32 @@ class Follower:
             self._give(key, put)
             return self._take()
 
-    def pass_on(
-        self, after: Version | None, look: "Callable[[Followed, Version, int, Sequence[WeightCopy]], T]", *, timeout_s: float
-    ) -> T | None:
-        """Waits for another version than `after`, and returns what `look` makes of it; None: there was none in that time.
+    def look(self, wanted: "Callable[[Held], T | None]", *, timeout_s: float) -> T | None:
+        """Waits until `wanted` makes something of what is held, and returns it; None: it has not in that time. Asks it at each change.
 
-        `look` gets what is followed and kept here, the version, the newest step, and the shards' copies, which change when it has returned;
-        for those who pass the weights on. Raises the error that ended the following.
+        For those who pass the weights on: from the first call on, patches are kept, and each step counts as taken. Any thread may call it,
+        but what `wanted` is given changes when it has returned. Raises the error that ended the following.
         """
-
-        def is_there() -> bool:
-            # Not what stays of an era that is over, until a step of the next one is there.
-            version, followed = self._version, self._followed
-            return version not in (None, after) and followed is not None and version[:2] == (followed.era.life, followed.era.epoch)
-
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or is_there(), timeout_s)
-            if self._error is not None:
-                raise self._error
-            self._check_open()
-            if not is_there() or self._version is None or self._followed is None:
-                return None
-            self._taken = self._version
-            return look(replace(self._followed, kept=kept_of(self._copies)), self._version, self._newest_step, self._copies)
+            if not self._passes_on:
+                self._passes_on = True
+                for copy in self._copies:
+                    copy.keeps_patches = True
+            found: T | None = None
+
+            def is_found() -> bool:
+                nonlocal found
+                if self._error is not None:
+                    raise self._error
+                self._check_open()
+                followed, version = self._kept, self._version
+                # Not what stays of an era that is over, until a step of the next one is there.
+                if followed is not None and version is not None and version[:2] == (followed.era.life, followed.era.epoch):
+                    found = wanted(Held(followed, version, self._newest_step, self._copies))
+                return found is not None
+
+            self._changed.wait_for(is_found, timeout_s)
+            return found
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -386,7 +401,7 @@ class Follower:
 
     def _report(self) -> FollowerReport:
         with self._changed:
-            taken, now = self._taken, time.monotonic()
+            taken, now = self._version if self._passes_on else self._taken, time.monotonic()
             lag = 0 if taken is None else max(0, self._newest_step - taken.step)
             is_behind = lag > 0 or (taken is None and self._version is not None)
             self._behind_since = (self._behind_since or now) if is_behind else None
@@ -477,12 +492,12 @@ class Follower:
             else:
                 if self._version is not None:
                     log.warning("the cluster has another model or another number of servers now; the weights are fetched anew")
-                self._copies = [WeightCopy(selection) for selection in selections]
+                self._copies = [WeightCopy(selection, keeps_patches=self._passes_on) for selection in selections]
                 self._version, self._arrays = None, None
                 self._shown.clear()
             if self._followed is None or followed.era != self._followed.era:
                 self._newest_step = 0
-            self._followed = followed
+            self._followed, self._kept = followed, replace(followed, kept=kept_of(self._copies))
 
     def _request(self, index: int, *, step: int | None, max_wait_s: float = 0.0, slices: tuple[int, ...] | None = None) -> FetchRequest:
         assert self._followed is not None
@@ -521,7 +536,7 @@ class Follower:
         """Brings all copies to their updates' steps at once; or none, and returns the places of slices that are wrong, by shard."""
         assert self._followed is not None
         with self._changed:
-            found = {index: self._copies[index].put(update) for index, update in updates.items()}
+            found = {index: self._copies[index].put(update, now=time.monotonic()) for index, update in updates.items()}
             if wrong := {index: places for index, places in found.items() if places}:
                 for index, update in updates.items():
                     self._copies[index].undo(update)

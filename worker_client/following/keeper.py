@@ -7,19 +7,16 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, InvalidSpec, PermissionDenied, StorageFailed, StorageFull, Superseded
-from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import delays_s
-from ps_protocol.weights.copy import WeightCopy
-from ps_protocol.weights.words import Patch, difference
-from worker_client.following.follower import Follower
+from ps_protocol.weights.words import Patch, merged
+from worker_client.following.follower import Follower, Held
 from worker_client.following.index import INDEX, Index, decode_index, encode_index
-from worker_client.following.sources import Followed, Version
+from worker_client.following.sources import Version
 from worker_client.following.store import SILENT_BEATS, Taken, write_entry
 
 log = logging.getLogger("lockstep.follow")
@@ -27,7 +24,7 @@ log = logging.getLogger("lockstep.follow")
 KEEP_STEPS = 100
 KEEP_S = 60.0
 ANCHOR_STEPS = 100
-# A word takes six bytes in a patch's file, and two in an anchor's.
+# Of the words, so many may change that a patch is written.
 _MOST_CHANGED = 1 / 3
 _MAX_PAUSE_S = 5.0
 _OURS = re.compile(r"(anchor|patch)-[0-9]{9,}-.*")
@@ -57,11 +54,10 @@ class StoreKeeper:
         self._keep_steps, self._keep_s, self._anchor_steps, self._beat_s = keep_steps, keep_s, anchor_steps, beat_s
         self._writer = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
         self._num_tags = 0
-        # What is written: the index, its bytes, the words of its last step (none: unknown), and its version.
+        # What is written: the index, its bytes, and the version of its last step.
         self._index: Index | None = None
         self._content = b""
         self._put_at = 0.0
-        self._words: Sequence[Array] = ()
         self._written: Version | None = None
         # Files that no index names any more, and since when.
         self._leaving: dict[str, float] = {}
@@ -93,7 +89,7 @@ class StoreKeeper:
         pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
         while True:
             is_over = follower.has_ended
-            step = follower.pass_on(self._written, self._taken, timeout_s=self._beat_s / 2)
+            step = follower.look(self._taken, timeout_s=self._beat_s / 2)
             try:
                 if step is not None:
                     self._write(step)
@@ -158,28 +154,23 @@ class StoreKeeper:
 
     # -- steps
 
-    def _taken(self, followed: Followed, version: Version, newest_step: int, copies: Sequence[WeightCopy]) -> Taken:
-        """Takes what is to be written of a step; the copies change afterwards."""
-        if not followed.has_common_steps:
+    def _taken(self, held: Held) -> Taken | None:
+        """Takes what is to be written of a step, before the copies change; None: it is written."""
+        if held.version == self._written:
+            return None
+        if not held.followed.has_common_steps:
             raise InvalidSpec("each parameter server has steps of its own in this cluster (async): there is no step to write")
-        selections = [copy.selection for copy in copies]
-        limit = int(sum(selection.num_words for selection in selections) * _MOST_CHANGED)
         patches: list[Patch] = []
-        if self._index is not None and self._words and self._index.continues(followed):
-            found = [difference(before, copy.words, max_changed=limit) for before, copy in zip(self._words, copies, strict=True)]
-            patches = [patch for patch in found if patch is not None]
-            if len(patches) < len(found) or sum(patch.positions.size for patch in patches) > limit:
-                patches = []
-        is_due = not patches or self._is_anchor_due(version.step, sum(patch.nbytes for patch in patches))
-        return Taken(
-            followed=followed,
-            version=version,
-            newest_step=newest_step,
-            selections=selections,
-            digests=[copy.digests for copy in copies],
-            patches=patches,
-            words=[copy.words.copy() for copy in copies] if is_due else (),
-        )
+        if self._index is not None and self._index.continues(held.followed):
+            before = self._index.step
+            found = [copy.patches_since(before) if copy.selection.num_words else ([], copy.digests) for copy in held.copies]
+            if None not in found:
+                patches = [merged(one[0]) for one in found if one is not None]
+        num_words = sum(copy.selection.num_words for copy in held.copies)
+        if sum(patch.positions.size for patch in patches) > num_words * _MOST_CHANGED:
+            patches = []
+        is_due = not patches or self._is_anchor_due(held.version.step, sum(patch.nbytes for patch in patches))
+        return Taken(held, [copy.digests for copy in held.copies], [copy.words.copy() for copy in held.copies] if is_due else (), patches)
 
     def _is_anchor_due(self, step: int, num_bytes: int) -> bool:
         assert self._index is not None
@@ -187,11 +178,11 @@ class StoreKeeper:
         return step - anchor.step >= self._anchor_steps or sum(one.num_bytes for one in since) + num_bytes > anchor.num_bytes
 
     def _write(self, step: Taken) -> None:
-        index, at = self._index, step.version.step
-        if index is None or not index.continues(step.followed):
+        index, at = self._index, step.held.version.step
+        if index is None or not index.continues(step.held.followed):
             if index is not None:
-                log.warning("%s is begun anew with life %d, epoch %d", self._storage.place, *step.version[:2])
-            index = Index(followed=step.followed, writer=self._writer, beat_s=self._beat_s)
+                log.warning("%s is begun anew with life %d, epoch %d", self._storage.place, *step.held.version[:2])
+            index = Index(followed=step.held.followed, writer=self._writer, beat_s=self._beat_s)
         if at > (-1 if index.step is None else index.step):
             entries = list(index.entries)
             for kind, content, before in (("patch", step.patches, index.step), ("anchor", step.words, None)):
@@ -201,8 +192,5 @@ class StoreKeeper:
                     tag = f"{kind}-{steps}-{self._writer[-8:]}-{self._num_tags}"
                     self._leaving[tag] = time.monotonic()  # until an index names it
                     entries.append(write_entry(self._storage, tag, step, before=before))
-            self._put(replace(index, entries=tuple(entries), newest_step=step.newest_step).pruned(self._keep_steps))
-            for words, patch in zip(self._words, step.patches, strict=True) if not step.words else ():
-                words[patch.positions] = patch.values
-            self._words = step.words or self._words
-        self._written = step.version
+            self._put(replace(index, entries=tuple(entries), newest_step=step.held.newest_step).pruned(self._keep_steps))
+        self._written = step.held.version

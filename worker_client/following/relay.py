@@ -3,13 +3,10 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import (
@@ -21,7 +18,6 @@ from ps_protocol.errors import (
     Unavailable,
     WrongRole,
 )
-from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import (
     AgreedModel,
     ClusterStatus,
@@ -46,11 +42,9 @@ from ps_protocol.rpc.door import by_thread, plain
 from ps_protocol.rpc.server import RpcServer
 from ps_protocol.rpc.server_stream import Call
 from ps_protocol.security.options import OPEN, Security
-from ps_protocol.weights.copy import WeightCopy
-from ps_protocol.weights.versions import WeightVersions
 from worker_client.cluster.chief import ChiefLink
-from worker_client.following.follower import Follower
-from worker_client.following.sources import ClusterSource, Followed, Version
+from worker_client.following.follower import Follower, Held
+from worker_client.following.sources import ClusterSource
 
 # The end of training comes with a heartbeat; there are three of them in a lease.
 _LEASE_S = 3.0
@@ -86,12 +80,9 @@ class Relay:
         self._link, self._cluster = link, link.transport.cluster
         # Until there is a step.
         self._first_era, self._num_shards = registration.participant.era, len(registration.shard_addresses)
-        self._changed = threading.Condition()
-        # Under the condition: what there is, by the hash of its layout. A step is taken under it, which may last for seconds.
-        self._followed: Followed | None = None
-        self._versions: dict[str, WeightVersions] = {}
-        self._version: Version | None = None
-        # Under a condition of their own: readers, with when they were heard, who must not be silent meanwhile.
+        # What the follower held when somebody asked last.
+        self._held: Held | None = None
+        # Under the condition: readers, with when they were heard, who must not be silent while a step is put.
         self._hearing = threading.Condition()
         self._readers: dict[int, float] = {}
         self._end, self._failure, self._is_closed = End.NOT_YET, "", False
@@ -125,60 +116,44 @@ class Relay:
     def close(self) -> None:
         """Ends the following and the server, in some seconds."""
         self._is_closed = True
-        for condition in (self._hearing, self._changed):
-            with condition:
-                condition.notify_all()
+        with self._hearing:
+            self._hearing.notify_all()
         self._follower.close()
         self._server.stop(_GRACE_S)
         self._server.close()
 
     def run(self) -> None:
-        """Takes each step until training has ended and all readers have left, or are silent. Raises the error that ended the following."""
+        """Serves until training has ended and all readers have left, or are silent. Raises the error that ended the following."""
         end, failure = End.FINISHED, None
         try:
-            is_over = False
-            while not is_over:
-                is_last = self._follower.has_ended
-                is_over = self._follower.pass_on(self._version, self._take, timeout_s=_LOOK_S) is None and is_last
+            while not self._follower.has_ended:
+                self._follower.look(self._keep, timeout_s=_LOOK_S)
         except TrainingFailed as error:
             end, failure = End.INTERRUPTED, error
-        with self._changed:
-            self._end, self._failure = end, failure.message if failure is not None else ""
-            self._changed.notify_all()
+        self._end, self._failure = end, failure.message if failure is not None else ""
         with self._hearing:
             while not self._is_closed and any(heard_at + _LEASE_S > time.monotonic() for heard_at in self._readers.values()):
                 self._hearing.wait(_LOOK_S)
         if failure is not None:
             raise failure
 
-    def _take(self, followed: Followed, version: Version, newest_step: int, copies: Sequence[WeightCopy]) -> bool:
-        with self._changed:
-            if self._followed is None or self._followed.era != followed.era:
-                self._versions = {copy.selection.layout.hash: _versions_of(copy) for copy in copies}
-            self._followed, self._version = followed, version
-            for copy in copies:
-                versions = self._versions[copy.selection.layout.hash]
-                # Where servers have steps of their own, some may have made none.
-                if copy.step is not None and (versions.step is None or copy.step > versions.step):
-                    fill = partial(_fill, copy.words)
-                    versions.take(copy.step, fill, now=time.monotonic(), digests=copy.digests)
-            self._changed.notify_all()
-        return True
+    def _keep(self, held: Held) -> None:
+        self._held = held
 
     # -- what readers ask
 
     @property
     def _era(self) -> Era:
-        return self._first_era if self._followed is None else self._followed.era
+        return self._first_era if self._held is None else self._held.followed.era
 
     def _register(self, request: RegisterRequest, call: Call) -> Registration:
         if request.kind is not ParticipantKind.OBSERVER:
             raise WrongRole(f"this is a relay of the weights of cluster {self._cluster!r}, for lockstep.follow(); workers join its chief")
-        former, followed, version = request.former, self._followed, self._version
+        former, held = request.former, self._held
         if former is not None:
             self._check_era(former.era, is_new=True)
         participant = Participant(
-            era=former.era if former is not None and followed is None else self._era,
+            era=former.era if former is not None and held is None else self._era,
             kind=request.kind,
             index=len(self._readers) if former is None else former.index,
             incarnation=max(1, request.request_id) if former is None else former.incarnation,
@@ -188,8 +163,8 @@ class Relay:
             participant=participant,
             lease_s=_LEASE_S,
             # Of all of them: here, whatever it is called from there.
-            shard_addresses=("",) * (self._num_shards if followed is None else len(followed.layouts)),
-            global_step=0 if version is None else version.step,
+            shard_addresses=("",) * (self._num_shards if held is None else len(held.followed.layouts)),
+            global_step=0 if held is None else held.version.step,
             may_contribute=False,
         )
 
@@ -210,10 +185,10 @@ class Relay:
             self._hearing.notify_all()
 
     def _model(self, request: GetModelRequest, call: Call) -> AgreedModel:
-        followed, version = self._followed, self._version
-        if followed is None or version is None:
+        held = self._held
+        if held is None:
             return AgreedModel(state=ModelState.ABSENT, model=None, placement=(), global_step=0)
-        return followed.agreed(step=version.step)
+        return held.followed.agreed(step=held.version.step)
 
     def _status(self, request: ClusterStatusRequest, call: Call) -> ClusterStatus:
         """Returns the chief's: to who looks on, too, a relay stands for it."""
@@ -222,27 +197,38 @@ class Relay:
     def _fetch(self, request: FetchRequest, call: Call) -> FetchReply:
         newest_step, silent_s, reason = self._follower.news()
         least = (-1 if request.held_step is None else request.held_step + 1) if request.step is None else request.step
-        with self._changed:
-            if self._followed is None:
-                raise Unavailable(f"this relay has no weights yet: {reason}")
-            is_early = self._step(request) < least
-            if is_early and silent_s > _SILENT_S and not self._end:
-                # Else readers would take what they have for fresh.
-                raise Unavailable(f"this relay has heard nothing for {silent_s:.0f} s: {reason}")
-            self._changed.wait_for(lambda: self._step(request) >= least, min(request.max_wait_s, MAX_WAIT_SLICE_S))
-            if (step := self._step(request)) < least:
-                raise StepNotReady(f"the relay has no step {least} yet; it has {step}", facts={"step": str(max(0, step))})
+        is_early = False
+
+        def answer(held: Held) -> FetchReply | None:
+            nonlocal is_early
+            self._keep(held)
+            self._check_era(request.era)
+            copy = next((one for one in held.copies if one.selection.layout.hash == request.layout_hash), None)
+            if copy is None:
+                raise LayoutMismatch("the relay has another model, or another number of servers")
+            step = -1 if copy.step is None else copy.step
+            if step < least:
+                is_early = True
+                return None
             # Of the steps that come, a relay has some: the next of them will do.
             wanted = replace(request, step=None) if is_early else request
-            return self._versions[request.layout_hash].answer(wanted, newest_step=max(newest_step, step), now=time.monotonic())
+            return copy.answer(wanted, newest_step=max(newest_step, step), now=time.monotonic())
 
-    def _step(self, request: FetchRequest) -> int:
-        """Returns the newest step of what a request is about; -1: there is none. Raises what is wrong with the request."""
+        # Who is far from the servers is not to be taken for fresh by its readers, and has them wait for nothing.
+        is_silent = silent_s > _SILENT_S and not self._end
         self._check_era(request.era)
-        if request.layout_hash not in self._versions:
-            raise LayoutMismatch("the relay has another model, or another number of servers")
-        step = self._versions[request.layout_hash].step
-        return -1 if step is None else step
+        try:
+            reply = self._follower.look(answer, timeout_s=0 if is_silent else min(request.max_wait_s, MAX_WAIT_SLICE_S))
+        except RuntimeError:
+            raise ShuttingDown("the relay ends") from None  # and so its follower has
+        if reply is not None:
+            return reply
+        if is_silent:
+            raise Unavailable(f"this relay has heard nothing for {silent_s:.0f} s: {reason}")
+        if (held := self._held) is None:
+            raise Unavailable(f"this relay has no weights yet: {reason}")
+        step = held.version.step
+        raise StepNotReady(f"the relay has no step {least} yet; it has {step}", facts={"step": str(max(0, step))})
 
     def _check_era(self, era: Era, *, is_new: bool = False) -> None:
         """Raises EpochMismatch if a caller must register again, unless it is about to; Unavailable if it is this relay that is behind."""
@@ -253,13 +239,5 @@ class Relay:
             raise TrainingFailed(self._failure)
         if era.life == own.life and era.epoch > own.epoch:
             raise Unavailable(f"this relay is at epoch {own.epoch} still, and the caller has seen epoch {era.epoch}")
-        if era != own and self._followed is not None and not is_new:
+        if era != own and self._held is not None and not is_new:
             raise EpochMismatch(f"this relay is at epoch {own.epoch} of life {own.life}; the caller at {era.epoch} of {era.life}")
-
-
-def _versions_of(copy: WeightCopy) -> WeightVersions:
-    return WeightVersions(copy.selection, allocate=lambda nbytes: np.empty(nbytes, np.uint8), release=lambda nbytes: None)
-
-
-def _fill(words: Array, memory: Array) -> None:
-    memory.view(np.uint16)[:] = words

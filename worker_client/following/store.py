@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,14 +13,23 @@ from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, open_file, tensor_name, write_file
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding
-from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, NotInitialized, PsError, StorageFailed, Unavailable
-from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.errors import (
+    CheckpointNotFound,
+    DataLoss,
+    InvalidSpec,
+    MalformedMessage,
+    NotInitialized,
+    PsError,
+    StorageFailed,
+    Unavailable,
+)
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import FollowerReport
 from ps_protocol.roles.weights import FetchReply, FetchRequest
-from ps_protocol.weights.words import Patch, Selection, encode_patch, merged
+from ps_protocol.weights.words import Patch, Selection, decode_patch, encode_patch, merged
+from worker_client.following.follower import Held
 from worker_client.following.index import FORMAT, INDEX, Entry, Index, decode_index
-from worker_client.following.sources import Followed, Version
+from worker_client.following.sources import Followed
 
 log = logging.getLogger("lockstep.follow")
 
@@ -28,38 +38,34 @@ SILENT_BEATS = 3
 _CODES = {FloatEncoding.BFLOAT16: "BF16", FloatEncoding.FLOAT16: "F16"}
 
 
-# Files. An anchor has a tensor for each slice, a patch the positions of words that change and their new values.
+# Files. An anchor has a tensor for each slice, a patch the bytes that travel elsewhere, too.
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Taken:
-    """A step as a follower has it: all words of each shard, or what makes them of those of an earlier step; empty: not wanted."""
+class Taken(NamedTuple):
+    """A step to be written, taken of what a follower holds: by shard its digests, all words, and what leads there; empty: not wanted."""
 
-    followed: Followed
-    version: Version
-    newest_step: int
-    selections: Sequence[Selection]
+    held: Held
     digests: Sequence[Array]
-    words: Sequence[Array] = ()
-    patches: Sequence[Patch] = ()
+    words: Sequence[Array]
+    patches: Sequence[Patch]
 
 
 def write_entry(storage: CheckpointStorage, tag: str, taken: Taken, *, before: int | None) -> Entry:
     """Writes a file for each shard, of its words or, from a step `before`, of its patch. Raises errors of the storage."""
     files = []
-    life, epoch, step = taken.version
-    encoding = FORMATS[taken.selections[0].encoding].name
-    for shard, selection in enumerate(taken.selections):
-        metadata = {"life": life, "epoch": epoch, "step": step, "encoding": encoding, "shard": shard, "num_shards": len(taken.selections)}
+    life, epoch, step = taken.held.version
+    num_shards = len(taken.held.copies)
+    for shard, selection in enumerate(copy.selection for copy in taken.held.copies):
+        encoding = FORMATS[selection.encoding].name
+        metadata = {"life": life, "epoch": epoch, "step": step, "encoding": encoding, "shard": shard, "num_shards": num_shards}
         metadata["digests"] = ",".join(f"{digest:016x}" for digest in taken.digests[shard].tolist())
         if before is None:
             tensors = [_tensor_of(selection, taken.words[shard], place) for place in range(len(selection.of))]
         else:
             metadata |= {"before": before, "num_words": selection.num_words}
-            patch = taken.patches[shard]
-            tensors = [SavedTensor(name="positions", array=patch.positions), SavedTensor(name="values", array=patch.values)]
+            tensors = [SavedTensor(name="patch", array=np.frombuffer(encode_patch(taken.patches[shard]), np.uint8))]
         about = {name: str(value) for name, value in metadata.items()}
-        files.append(write_file(storage, tag, shard=shard, num_shards=len(taken.selections), tensors=tensors, metadata=about))
+        files.append(write_file(storage, tag, shard=shard, num_shards=num_shards, tensors=tensors, metadata=about))
     manifest = {"format": FORMAT, "files": [{"name": file.name} for file in files]}
     storage.commit(tag, json.dumps(manifest).encode(), files=files)
     return Entry(tag=tag, before=before, step=step, files=tuple(files))
@@ -88,11 +94,8 @@ def read_entry(storage: CheckpointStorage, entry: Entry, shard: int, whole: Sele
             for place, at in enumerate(whole.of):
                 whole.content_of(words, place)[0][:] = found[tensor_name(whole.layout.pieces[at])]
             return words, digests
-        patch = Patch(positions=found["positions"].view(np.uint32), values=found["values"].view(np.uint16))
-        if patch.positions.size != patch.values.size or max(patch.positions[-1:], default=0) >= max(1, whole.num_words):
-            raise ValueError(f"{patch.positions.size} positions and {patch.values.size} values for {whole.num_words} words")
-        return patch, digests
-    except (KeyError, ValueError, OverflowError) as error:
+        return decode_patch(found["patch"].data, num_words=whole.num_words), digests
+    except (KeyError, ValueError, OverflowError, MalformedMessage) as error:
         raise DataLoss(f"{entry.tag}: not of this model: {type(error).__name__}: {str(error)[:200]}") from None
 
 
@@ -216,10 +219,10 @@ class StoreSource:
                 continue
             words, patches, digests = found
             if words is None:
-                content = encode_patch(selection.of_patch(merged(patches), whole), num_words=selection.num_words)
+                content = encode_patch(selection.of_patch(merged(patches), whole))
             else:
                 for patch in patches:
-                    words[patch.positions] = patch.values
+                    patch.apply(words)
                 content = selection.taken_from(words, whole).tobytes()
             return FetchReply(
                 step=step,

@@ -239,7 +239,7 @@ def test_files_open_with_the_safetensors_library(trained: Trained, directory: st
     np.testing.assert_array_equal(found["w"], VALUES["w"].astype(ml_dtypes.bfloat16))
     for file in patch.files:
         tensors = safetensors.numpy.load_file(Path(directory, patch.tag, file.name))
-        assert {name: array.dtype for name, array in tensors.items()} == {"positions": np.uint32, "values": np.uint16}
+        assert {name: array.dtype for name, array in tensors.items()} == {"patch": np.uint8}
 
 
 def test_what_the_index_drops_is_removed_later_and_a_reader_in_the_middle_goes_on(trained: Trained, directory: str) -> None:
@@ -336,13 +336,13 @@ def test_a_rollback_or_another_training_is_told_and_never_mixed(
 
 def test_what_stays_of_an_era_that_is_over_is_not_passed_on_as_of_the_next(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(ClusterSource(*enter_locally(trained.cluster)), encoding=FloatEncoding.BFLOAT16)
-    assert follower.pass_on(None, lambda followed, version, *_: version.step, timeout_s=20) == 0
+    assert follower.look(lambda held: held.version.step, timeout_s=20) == 0
     follower.close()  # its thread, so that nothing else happens
     monkeypatch.setattr(follower, "_check_open", lambda: None)
     followed = follower._followed
     assert followed is not None
     follower._begin(replace(followed, era=Era(life=followed.era.life, epoch=followed.era.epoch + 1)))
-    assert follower.pass_on(None, lambda followed, version, *_: version.step, timeout_s=0) is None
+    assert follower.look(lambda held: held.version.step, timeout_s=0) is None
 
 
 # What is wrong in a store.

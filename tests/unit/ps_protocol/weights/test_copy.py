@@ -1,5 +1,6 @@
-"""The newest copies of a shard's weights, the patches between them, and a reader's copy that they bring forward."""
+"""A copy of a shard's weights that steps bring forward, the patches between them, and a reader's copy that follows it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,8 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, MalformedMessage, StepGone
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.weights import FetchReply, FetchRequest
-from ps_protocol.weights import versions as module
-from ps_protocol.weights.copy import Transfer, WeightCopy
-from ps_protocol.weights.versions import MAX_LEASED, WHOLE_LEASE_S, WeightVersions
+from ps_protocol.weights import copy as module
+from ps_protocol.weights.copy import MAX_LEASED, WHOLE_LEASE_S, Transfer, WeightCopy
 from ps_protocol.weights.words import Patch, Selection, encode_patch
 from tests.support.chief.eras import era
 from tests.unit.ps_protocol.weights.test_words import LAYOUT, changed, random_words
@@ -19,19 +19,25 @@ from tests.unit.ps_protocol.weights.test_words import LAYOUT, changed, random_wo
 REQUEST = FetchRequest(era=era(1), layout_hash=LAYOUT.hash, encoding=FloatEncoding.BFLOAT16)
 
 
+def blocks_of(words: Array) -> Iterator[tuple[int, Array]]:
+    for start in range(0, words.size, 1000):
+        yield start, words[start : start + 1000]
+
+
 class Source:
     """A shard whose words are known at each step. `held_bytes`: what it has allocated."""
 
     def __init__(self) -> None:
         self.held_bytes, self.now = 0, 0.0
-        self.versions = WeightVersions(Selection(LAYOUT, FloatEncoding.BFLOAT16), allocate=self._allocate, release=self._release)
+        selection = Selection(LAYOUT, FloatEncoding.BFLOAT16)
+        self.versions = WeightCopy(selection, keeps_patches=True, allocate=self._allocate, release=self._release)
         self.at: dict[int, Array] = {}
 
     def make(self, step: int, *, share: float = 0.02) -> None:
         """Makes a step, in which about this share of the words changes."""
         newest = self.at[max(self.at)] if self.at else random_words(self.versions.selection.num_words)
         self.at[step] = words = changed(newest, share=share, seed=step)
-        self.versions.take(step, lambda memory: np.copyto(memory, words.view(np.uint8)), now=self.now)
+        self.versions.advance(step, blocks_of(words), now=self.now)
 
     def fetch(self, request: FetchRequest) -> Transfer:
         """Returns all pages of an answer."""
@@ -128,11 +134,11 @@ def test_a_whole_copy_stays_while_a_slow_reader_fetches_it(source: Source, monke
     while not transfer.is_whole:
         transfer.take(source.page(transfer.request))
     np.testing.assert_array_equal(transfer.content.view(np.uint16), source.at[0])
-    assert source.held_bytes == 3 * source.versions.selection.num_words * 2
+    assert source.held_bytes == 2 * source.versions.selection.num_words * 2
     source.now += WHOLE_LEASE_S + 1
     for step in (4, 5):
         source.make(step)
-    assert source.held_bytes == 2 * source.versions.selection.num_words * 2
+    assert source.held_bytes == source.versions.selection.num_words * 2
     with pytest.raises(StepGone):
         source.page(replace(transfer.request, offset=0))
 
@@ -142,7 +148,7 @@ def test_who_has_fetched_all_of_a_copy_keeps_nothing(source: Source, copy: Weigh
         source.make(step, share=0.8)
         assert not bring(copy, source)
         assert copy.step == step
-    assert source.held_bytes == 2 * source.versions.selection.num_words * 2
+    assert source.held_bytes == source.versions.selection.num_words * 2
 
 
 def test_many_slow_readers_share_few_copies(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +156,7 @@ def test_many_slow_readers_share_few_copies(source: Source, monkeypatch: pytest.
     for step in range(12):
         source.make(step)
         source.page(REQUEST)
-    assert source.held_bytes <= (2 + MAX_LEASED) * source.versions.selection.num_words * 2
+    assert source.held_bytes <= (1 + MAX_LEASED) * source.versions.selection.num_words * 2
     source.versions.close()
     assert source.held_bytes == 0
 
@@ -169,28 +175,54 @@ def test_newcomers_share_a_copy_that_is_put_aside_while_it_is_young_and_new_to_t
     assert source.page(REQUEST).step == 2
 
 
-def test_what_cannot_be_copied_changes_nothing(source: Source, copy: WeightCopy) -> None:
+@pytest.mark.parametrize("share", [0.02, 0.9])
+def test_what_cannot_be_copied_to_its_end_shows_nothing_of_it(source: Source, copy: WeightCopy, share: float) -> None:
     source.make(0)
+    bring(copy, source)
 
-    def overwritten(memory: Array) -> None:
-        memory[:] = 7
+    def overwritten() -> Iterator[tuple[int, Array]]:
+        yield from [*blocks_of(changed(source.at[0], share=share, seed=9))][:-1]
         raise StepGone("it was overwritten")
 
     with pytest.raises(StepGone):
-        source.versions.take(1, overwritten, now=0.0)
-    bring(copy, source)
-    np.testing.assert_array_equal(copy.words, source.at[0])
+        source.versions.advance(1, overwritten(), now=0.0)
     source.make(2)
-    assert bring(copy, source)
+    assert bring(copy, source) == (share < 0.5)  # where nearly all had changed, it cannot be taken back
     np.testing.assert_array_equal(copy.words, source.at[2])
+
+
+def test_a_reader_that_keeps_patches_gives_them_to_others(source: Source) -> None:
+    selection = source.versions.selection
+    relay, reader = WeightCopy(selection, keeps_patches=True), WeightCopy(selection)
+    source.make(0)
+    for step in range(1, 6):
+        bring(relay, source)
+        if step != 3:
+            first = relay.answer(replace(REQUEST, held_step=reader.step), newest_step=step, now=0.0)
+            transfer = Transfer(REQUEST)
+            transfer.take(first)
+            assert not reader.put(reader.understood(transfer))
+            assert first.is_patch == (step > 1)
+            np.testing.assert_array_equal(reader.words, source.at[step - 1])
+        source.make(step)
+
+
+def test_nothing_of_a_step_is_given_once_it_is_forgotten(source: Source) -> None:
+    for step in range(3):
+        source.make(step)
+        source.page(replace(REQUEST, held_step=step - 1 if step else None))
+    source.versions.forget()
+    with pytest.raises(StepGone):
+        source.page(REQUEST)
+    assert source.held_bytes == source.versions.selection.num_words * 2
 
 
 def test_readers_of_one_step_are_given_the_same_bytes_which_are_made_once(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    def encode(patch: Patch, *, num_words: int, words: Array | None = None) -> bytes:
+    def encode(patch: Patch) -> bytes:
         made.append(patch)
-        return encode_patch(patch, num_words=num_words, words=words)
+        return encode_patch(patch)
 
     monkeypatch.setattr(module, "encode_patch", encode)
     source.make(0)
