@@ -272,7 +272,7 @@ def _interrupted(scene: Scene) -> Said | None:
 
 
 def _connecting(scene: Scene) -> Said | None:
-    absent = [record for record in scene.at.servers if not record.is_adopted]
+    absent = [record for record in scene.at.servers if record.why] or [record for record in scene.at.servers if not record.is_adopted]
     if scene.at.state is not ClusterState.CONNECTING or not absent:
         return None
     since_s = scene.now - min((record.unreachable_since for record in absent if not record.is_reachable), default=scene.now)

@@ -14,7 +14,6 @@ from chief.core.wording import listed, printable, workers_of
 from chief.options import CoordinationConfig
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
-    ClusterState,
     ClusterStatus,
     CommitPushRequest,
     CompleteInitializationRequest,
@@ -27,14 +26,13 @@ from ps_protocol.roles.chief import (
     RegisterModelRequest,
     RegisterRequest,
     SaveCheckpointRequest,
-    StepTotals,
 )
 
 Instructions = list[ev.Instruction]
 
 
 class Coordinator:
-    """The chief's core. `handle` is the only thing that changes its `cluster`.
+    """The chief's core. `handle` is the only thing that changes its `cluster`, which the shell reads.
 
     `new_life` names, at random, a life of the cluster that begins: no shard has obeyed a chief before, or all begin anew since one is lost.
     `session_key`: random, and the shards are given it when they are adopted.
@@ -81,8 +79,6 @@ class Coordinator:
             ev.Done: lambda event, now: self._when_done[type(event.work)](event, now),
             ev.Failed: lambda event, now: self._when_failed[type(event.work)](event, now),
             ev.ShardsFound: cluster.recovery.found,
-            ev.RecordFound: cluster.recovery.record_found,
-            ev.ShardAdopted: cluster.recovery.adopted,
             ev.SessionKeysFound: lambda event, now: cluster.members.learn_keys(event.keys),
             ev.ShardSeen: self._see_shard,
             ev.ShardUnreachable: lambda event, now: cluster.servers.unreachable(event.shard, why=event.why, now=now),
@@ -97,6 +93,7 @@ class Coordinator:
             ev.PrepareStep: lambda event, now: cluster.training.prepared(event, now),
             ev.ApplyStep: lambda event, now: cluster.training.applied(event, now),
             ev.KeepRecord: lambda event, now: cluster.training.kept(event, now),
+            ev.AdoptShards: cluster.recovery.adopted,
             ev.FindCheckpoint: cluster.recovery.checkpoint_found,
             ev.RestoreShards: cluster.recovery.restored,
             ev.CopyStep: cluster.checkpoints.copied,
@@ -132,42 +129,6 @@ class Coordinator:
     def next_deadline(self) -> float | None:
         """Returns the latest time for TimerFired; None: never. Call it again after each event."""
         return self.cluster.timers.next()
-
-    # -- what the shell asks
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the cluster: it rises whenever the cluster goes back to a checkpoint."""
-        return self.cluster.members.epoch
-
-    @property
-    def chief_incarnation(self) -> int:
-        """The chief's number among those of the cluster; 1 until it knows them."""
-        return self.cluster.members.chief_incarnation
-
-    @property
-    def global_step(self) -> int:
-        """The open step: the number of steps applied."""
-        return self.cluster.step
-
-    @property
-    def state(self) -> ClusterState:
-        """The state of the cluster."""
-        return self.cluster.state
-
-    @property
-    def is_over(self) -> bool:
-        """Whether training is finished, or has failed."""
-        return self.cluster.ending.is_over
-
-    @property
-    def totals(self) -> StepTotals:
-        """All steps so far, together."""
-        return self.cluster.ledger.totals
-
-    def explain(self, now: float) -> str:
-        """Returns words for the cluster's wait."""
-        return self.cluster.explain(now)
 
     def status(self, now: float, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster, without what only the chief's process knows."""

@@ -54,13 +54,6 @@ class ShardsFound:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class RecordFound:
-    """The record of an earlier chief at the shards that this one adopts now; reported before the last ShardAdopted, if there is one."""
-
-    record: ChiefRecord
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRestoring:
     """The bytes of a checkpoint that a shard has read so far (`num_bytes` 0: it has only begun)."""
 
@@ -123,15 +116,6 @@ class TimerFired:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class ShardAdopted:
-    """A shard obeys this chief; `adoption`: its report about itself (None: it holds nothing)."""
-
-    shard: int
-    process_incarnation: int
-    adoption: Adoption | None = None
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SessionKeysFound:
     """Shards know these keys of chiefs of this life. Reported as soon as this chief has adopted a shard."""
 
@@ -172,7 +156,6 @@ Event = (
     Done
     | Failed
     | ShardsFound
-    | RecordFound
     | ShardRestoring
     | ReplicasChanged
     | ContributionsDiffer
@@ -181,7 +164,6 @@ Event = (
     | AskedToEnd
     | CallCancelled
     | TimerFired
-    | ShardAdopted
     | SessionKeysFound
     | ShardSeen
     | ShardUnreachable
@@ -199,10 +181,7 @@ Answer = (
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptShards:
-    """Put all shards under this chief, and report ShardAdopted for each, with its report; RecordFound before the last one.
-
-    It fails if a shard refuses, once all others obey; then nothing else is reported.
-    """
+    """Put all shards under this chief. Its result: an `Adopted`. It fails if a shard refuses, once all others obey."""
 
     fence: Fence
 
@@ -400,6 +379,15 @@ class Note:
 
 
 # -- what becomes of instructions
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """The incarnation of each shard's process and its report about itself, by index; and the record of an earlier chief, if one is kept."""
+
+    process_incarnations: tuple[int, ...]
+    adoptions: tuple[Adoption, ...]
+    record: ChiefRecord | None = None
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

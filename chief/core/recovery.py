@@ -14,14 +14,13 @@ from chief.core.cluster.checkpoints import PASSING, HeldStep
 from chief.core.cluster.members import newest_pushes
 from chief.core.epoch.training import Start
 from chief.core.messages import (
+    Adopted,
     AdoptShards,
     Done,
     Failed,
     FindCheckpoint,
     NoteKind,
-    RecordFound,
     RestoreShards,
-    ShardAdopted,
     ShardsFound,
 )
 from chief.core.wording import listed, printable, seconds
@@ -53,15 +52,15 @@ class Resumption:
     redo: ApplyRequest | None = None
 
 
-def resumption(adoptions: Sequence[Adoption | None], *, names: Sequence[str], has_steps: bool = True) -> Resumption | str:
+def resumption(adoptions: Sequence[Adoption], *, names: Sequence[str], has_steps: bool = True) -> Resumption | str:
     """Returns the step to continue at, or the reason why that is not possible.
 
     All shards are at the same step, or some are one ahead: then that step was interrupted, and is repeated with the same contributions.
     Where shards apply on arrival there is no step that all have; the highest count holds.
     """
-    steps = [adoption.step for adoption in adoptions if adoption is not None and adoption.step is not None]
+    steps = [adoption.step for adoption in adoptions if adoption.step is not None]
     if len(steps) < len(adoptions):
-        empty = [name for name, adoption in zip(names, adoptions, strict=True) if adoption is None or adoption.step is None]
+        empty = [name for name, adoption in zip(names, adoptions, strict=True) if adoption.step is None]
         return f"{listed(empty)} {'has' if len(empty) == 1 else 'have'} lost the variables"
     low, high = min(steps), max(steps)
     if low == high or not has_steps:
@@ -69,25 +68,21 @@ def resumption(adoptions: Sequence[Adoption | None], *, names: Sequence[str], ha
     where = listed([f"{name} is at step {step}" for name, step in zip(names, steps, strict=True)])
     if high - low > 1:
         return f"the parameter servers are too far apart: {where}"
-    ahead = [adoption.last_apply for adoption in adoptions if adoption is not None and adoption.step == high]
+    ahead = [adoption.last_apply for adoption in adoptions if adoption.step == high]
     known = [request for request in ahead if request is not None and request.step == low]
     if not known or any(request.contributors != known[0].contributors for request in known):
         return f"it is not known what step {low} was made of: {where}"
     return Resumption(step=low, redo=known[0])
 
 
-def has_applied(adoptions: Sequence[Adoption | None]) -> bool:
+def has_applied(adoptions: Sequence[Adoption]) -> bool:
     """Whether anything would be lost if the shards' values were."""
-    return any(adoption is not None and (adoption.last_apply is not None or adoption.pushes or adoption.step) for adoption in adoptions)
+    return any(adoption.last_apply is not None or adoption.pushes or adoption.step for adoption in adoptions)
 
 
-def mismatch(adoptions: Sequence[Adoption | None], layouts: Sequence[Layout], *, names: Sequence[str]) -> str:
+def mismatch(adoptions: Sequence[Adoption], layouts: Sequence[Layout], *, names: Sequence[str]) -> str:
     """Returns words for the shards whose variables differ from the model's; empty if there are none."""
-    other = [
-        name
-        for name, adoption, layout in zip(names, adoptions, layouts, strict=True)
-        if adoption is not None and adoption.layout_hash != layout.hash
-    ]
+    other = [name for name, adoption, layout in zip(names, adoptions, layouts, strict=True) if adoption.layout_hash != layout.hash]
     return f"{listed(other)} {'holds' if len(other) == 1 else 'hold'} other variables than the model has there" if other else ""
 
 
@@ -182,7 +177,7 @@ class _Restoring:
 
 @light_dataclass(slots=True, kw_only=True)
 class _TakingOver:
-    """The stage in which a chief takes over what there is: shards are `told` to report; their reports, and what follows.
+    """The stage in which a chief takes over what there is: shards are `told` to report; the record that they keep, and what follows.
 
     `step_seen`: the highest that a shard was at when they were looked at; None: none had a model. `found`: training can continue, perhaps
     once an interrupted step is repeated; `pushes` have been applied, and `chosen` are promised.
@@ -190,7 +185,6 @@ class _TakingOver:
 
     told: AdoptShards
     step_seen: int | None
-    adoptions: dict[int, Adoption | None] = field(default_factory=dict)
     record: ChiefRecord | None = None
     found: Resumption | None = None
     pushes: tuple[WorkerPushes, ...] = ()
@@ -209,29 +203,13 @@ class Recovery:
         self._data, self._versions = cluster.data, cluster.versions
         self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training continues, or there was no look yet
         # The reason of a rollback or a takeover that is under way, and its plan; empty: there is none.
-        # Why shards are being brought to one step; empty: they are not.
-        self.why = ""
-        self._plan = ""
+        self.why = self.plan = ""
         self._pause = cluster.timers.timer(self._try_again)
         self._branch = Branch()
-        self._num_rollbacks, self._last_rollback = 0, ""
+        # How often the cluster has gone back to a checkpoint, and why the last time.
+        self.num_rollbacks, self.last_rollback = 0, ""
         # The step that training had reached before the latest rollback.
         self.reached = 0
-
-    @property
-    def plan(self) -> str:
-        """A description of the recovery's plan."""
-        return self._plan
-
-    @property
-    def num_rollbacks(self) -> int:
-        """How often the cluster has gone back to a checkpoint."""
-        return self._num_rollbacks
-
-    @property
-    def last_rollback(self) -> str:
-        """Why, the last time."""
-        return self._last_rollback
 
     @property
     def _has_begun(self) -> bool:
@@ -263,31 +241,32 @@ class Recovery:
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
         self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
         if step is not None:
-            self.why, self._plan = _ANOTHER, "the parameter servers are asked where they are"
+            self.why, self.plan = _ANOTHER, "the parameter servers are asked where they are"
         self._stage = _TakingOver(told=self._adopt(), step_seen=step)
 
-    def record_found(self, event: RecordFound, now: float) -> None:
-        """The state that the earlier chief has left."""
-        if isinstance(self._stage, _TakingOver):
-            self._stage.record = event.record
-
-    def adopted(self, event: ShardAdopted, now: float) -> None:
-        """A shard obeys this chief; once all do, it is decided how training continues."""
-        is_other = self._servers[event.shard].process_incarnation not in (0, event.process_incarnation)
-        self._servers.adopted(event.shard, process_incarnation=event.process_incarnation)
+    def adopted(self, event: Done, now: float) -> None:
+        """All shards obey this chief: decides how training continues."""
+        found: Adopted = event.result
+        others = [
+            server
+            for server, incarnation in zip(self._servers, found.process_incarnations, strict=True)
+            if server.process_incarnation not in (0, incarnation)
+        ]
+        for index, incarnation in enumerate(found.process_incarnations):
+            self._servers.adopted(index, process_incarnation=incarnation)
         stage = self._stage
-        if not self._ending.is_over and isinstance(stage, _TakingOver):
-            stage.adoptions[event.shard] = event.adoption
-            if self._servers.are_adopted:
-                self._look_at_adoptions(stage, now)
-                return
-        elif not self._ending.is_over and isinstance(stage, _Begun) and has_applied([event.adoption]):
-            self._lose_what_another_had()
-        elif not self._ending.is_over and isinstance(stage, _Begun) and is_other and self._config.checkpoints is not None:
-            # Then there may be new checkpoints.
-            self._begin_again(f"{self._servers[event.shard].name} was restarted before anything was trained")
-        elif not self._ending.is_over and isinstance(stage, _Begun) and self._servers.are_adopted:
-            self._await_model()
+        if not self._ending.is_over and isinstance(stage, _TakingOver) and event.work is stage.told:
+            stage.record = found.record
+            self._look_at_adoptions(stage, found.adoptions, now)
+            return
+        if not self._ending.is_over and isinstance(stage, _Begun) and event.work is stage.told:
+            if has_applied(found.adoptions):
+                self._lose_what_another_had()
+            elif others and self._config.checkpoints is not None:
+                # Then there may be new checkpoints.
+                self._begin_again(f"{others[0].name} was restarted before anything was trained")
+            else:
+                self._await_model()
         self._cluster.models.answer_waiting()
 
     def _await_model(self) -> None:
@@ -334,7 +313,7 @@ class Recovery:
         self._model.restart()
         self._cluster.attachments.resume(NO_STEP_ATTACHMENTS)
         self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
-        self.why = self._plan = ""
+        self.why = self.plan = ""
         # Not from the epoch of this chief on: after the loss of all servers, another one may have begun again in epoch 1.
         self._branch = Branch(epoch=highest_epoch + 1)
         if self._members.fence == before and self._servers.are_adopted:
@@ -441,9 +420,9 @@ class Recovery:
     def _seek(self, search: Search) -> None:
         config = self._config.checkpoints
         assert config is not None
-        self.why, self._plan = search.why, "looking for the newest whole checkpoint"
+        self.why, self.plan = search.why, "looking for the newest whole checkpoint"
         search.only = "" if search.has_lost or config.restore in (RESTORE_LATEST, RESTORE_NONE) else config.restore
-        self._out.note(f"{search.why}; {self._plan}", kind=NoteKind.LOST if search.has_lost else NoteKind.OTHER, is_warning=search.has_lost)
+        self._out.note(f"{search.why}; {self.plan}", kind=NoteKind.LOST if search.has_lost else NoteKind.OTHER, is_warning=search.has_lost)
         self._find(search)
 
     def _find(self, search: Search) -> None:
@@ -453,7 +432,7 @@ class Recovery:
 
     def _seek_another(self, search: Search, tag: str, why: str) -> None:
         search.exclude(tag, why)
-        self._plan = "looking for an older checkpoint"
+        self.plan = "looking for an older checkpoint"
         self._find(search)
 
     def _try_again_later(self, search: Search, why: str, now: float) -> None:
@@ -461,9 +440,9 @@ class Recovery:
         search.num_failures += 1
         pause_s = min(_MAX_PAUSE_S, _MIN_PAUSE_S * 2 ** (search.num_failures - 1))
         self._pause.set(now + pause_s)
-        self._plan = f"{printable(why)}; it is tried again every {seconds(pause_s)}"
+        self.plan = f"{printable(why)}; it is tried again every {seconds(pause_s)}"
         if pause_s < _MAX_PAUSE_S:
-            self._out.note(f"{search.why}; {self._plan}", is_warning=True)
+            self._out.note(f"{search.why}; {self.plan}", is_warning=True)
 
     def _try_again(self, now: float) -> None:
         """The pause after a failure of storage is over."""
@@ -500,7 +479,7 @@ class Recovery:
         self._refuse_participants()
         search.reached = max(search.reached, self._cluster.training.step)
         training = self._cluster.begin_training(Start(step=checkpoint.step))
-        self.why, self._plan = search.why, f"then step {checkpoint.step} of checkpoint {checkpoint.tag}"
+        self.why, self.plan = search.why, f"then step {checkpoint.step} of checkpoint {checkpoint.tag}"
         self._out.note(f"bringing back step {checkpoint.step} of checkpoint {checkpoint.tag} under epoch {members.epoch}: {search.why}")
         told = RestoreShards(
             fence=members.fence,
@@ -522,7 +501,7 @@ class Recovery:
         # A worker may have presented its model already; only what a chief has initialised or taken over has settings of its own.
         if not self._model.is_created and record.model is not None:
             self._model.restore(record.model)
-            self._num_rollbacks, self._last_rollback = record.num_rollbacks, record.last_rollback
+            self.num_rollbacks, self.last_rollback = record.num_rollbacks, record.last_rollback
             self._settings.restore(record)
 
     def _misfit(self, checkpoint: Checkpoint) -> str:
@@ -549,13 +528,13 @@ class Recovery:
         if not search.has_lost:
             self._out.note(f"training continues at step {checkpoint.step} of checkpoint {checkpoint.tag}, under epoch {epoch}")
             return
-        self._num_rollbacks += 1
+        self.num_rollbacks += 1
         self.reached = search.reached
-        self._last_rollback = f"rolled back to step {checkpoint.step} (epoch {epoch}): {search.why}"
+        self.last_rollback = f"rolled back to step {checkpoint.step} (epoch {epoch}): {search.why}"
         num_lost = search.reached - checkpoint.step
         again = f"{num_lost} step{'s are' if num_lost > 1 else ' is'} computed again" if num_lost > 0 else "no step is lost"
-        self._last_rollback += f"; {again}"
-        self._out.note(self._last_rollback, kind=NoteKind.ROLLED_BACK, is_warning=True)
+        self.last_rollback += f"; {again}"
+        self._out.note(self.last_rollback, kind=NoteKind.ROLLED_BACK, is_warning=True)
 
     # -- continuing where another chief ended
 
@@ -583,8 +562,7 @@ class Recovery:
         else:
             self._go_back(why)
 
-    def _look_at_adoptions(self, stage: _TakingOver, now: float) -> None:
-        adoptions = [stage.adoptions.get(index) for index in range(len(self._servers))]
+    def _look_at_adoptions(self, stage: _TakingOver, adoptions: Sequence[Adoption], now: float) -> None:
         problem = self._look(stage, adoptions)
         # The shards may have been restarted since they were looked at: what they had applied then is lost, too.
         had_model = stage.step_seen is not None and stage.record is not None and stage.record.model is not None
@@ -596,7 +574,7 @@ class Recovery:
         elif has_trained:
             self._meet_predecessors()
             self._go_back(problem)
-        elif any(adoption is not None and adoption.step is not None for adoption in adoptions):
+        elif any(adoption.step is not None for adoption in adoptions):
             self._begin_again(f"{problem}, before anything was trained")
         elif self._config.checkpoints is not None:
             self._seek(Search(why="the cluster starts"))
@@ -611,38 +589,37 @@ class Recovery:
         self._leave_epoch()
         self._seek(Search(why=why, has_lost=True))
 
-    def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:
+    def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption]) -> str:
         """Takes note of where the shards are. Returns the reason why training cannot continue there; empty: it can."""
         record, names = stage.record, self._servers.names
         # At once: a record may have to be kept for the data that is leased while the model is unknown.
-        self._versions.skip_to(max((adoption.record_version for adoption in adoptions if adoption is not None), default=0))
+        self._versions.skip_to(max(adoption.record_version for adoption in adoptions))
         policy = new_policy(self._config if record is None else self._config.with_former_policy(record.policy))
         found = resumption(adoptions, names=names, has_steps=not policy.spec.applies_on_arrival)
         if isinstance(found, str):
             return found
-        held = [adoption for adoption in adoptions if adoption is not None]
-        if self._lacks_its_record(record, held, policy):
+        if self._lacks_its_record(record, adoptions, policy):
             return "the chief before this one ended while it brought the parameter servers back to a checkpoint"
         if record is None or record.model is None:
-            self._model.hold(tuple(adoption.layout_hash for adoption in held))
+            self._model.hold(tuple(adoption.layout_hash for adoption in adoptions))
             stage.is_waiting_for_model = True
         else:
             self._model.restore(record.model)
-            problem = mismatch(held, self._model.layouts, names=names)
+            problem = mismatch(adoptions, self._model.layouts, names=names)
             if problem:
                 self._model.restart()
                 return problem
-            self._num_rollbacks, self._last_rollback = record.num_rollbacks, record.last_rollback
+            self.num_rollbacks, self.last_rollback = record.num_rollbacks, record.last_rollback
             self._settings.restore(record)
         if record is not None:
             self._members.stem_from(record.earlier)
-        stage.pushes = newest_pushes(adoption.pushes for adoption in held)
+        stage.pushes = newest_pushes(adoption.pushes for adoption in adoptions)
         self._data.resume(None)
         self._cluster.attachments.resume(NO_STEP_ATTACHMENTS)
         if record is None or record.epoch == self._members.epoch:
-            self._take_attachments(record, held)
+            self._take_attachments(record, adoptions)
         if record is not None and record.epoch == self._members.epoch:
-            self._take_data(stage, record, held)
+            self._take_data(stage, record, adoptions)
             if found.redo is None:
                 applied = {
                     PushId(worker=one.worker, incarnation=one.incarnation, sequence=push.sequence)
@@ -652,33 +629,33 @@ class Recovery:
                 is_open = not policy.spec.has_common_steps or record.step == found.step
                 stage.chosen = tuple(one for one in record.chosen if is_open and one.push_id not in applied)
         self._members.remember(stage.pushes)
-        for adoption in held:
+        for adoption in adoptions:
             self._members.give_up(adoption.given_up)
         stage.found = found
         return ""
 
-    def _lacks_its_record(self, record: ChiefRecord | None, held: Sequence[Adoption], policy: Policy) -> bool:
+    def _lacks_its_record(self, record: ChiefRecord | None, adoptions: Sequence[Adoption], policy: Policy) -> bool:
         """Whether restored shards lack a part of their step's state, such as the training data that is done."""
-        if any(adoption.last_apply is not None for adoption in held):
+        if any(adoption.last_apply is not None for adoption in adoptions):
             return False
         if record is not None:
             return record.epoch not in (0, self._members.epoch)
         has_steps = not policy.spec.applies_on_arrival
-        return self._config.checkpoints is not None and has_steps and any(adoption.step for adoption in held)
+        return self._config.checkpoints is not None and has_steps and any(adoption.step for adoption in adoptions)
 
-    def _take_data(self, stage: _TakingOver, record: ChiefRecord, held: Sequence[Adoption]) -> None:
+    def _take_data(self, stage: _TakingOver, record: ChiefRecord, adoptions: Sequence[Adoption]) -> None:
         """Takes over the training data that is done. Workers that contributed to it may still hold ranges of it."""
         self._data.resume(record.data)
         if record.data is None:
             return
-        done = {identity for adoption in held if adoption.last_apply is not None for identity in adoption.last_apply.ranges}
+        done = {identity for adoption in adoptions if adoption.last_apply is not None for identity in adoption.last_apply.ranges}
         self._data.finish(done)
         awaited = frozenset({one.worker for one in stage.pushes} | {one.push_id.worker for one in record.chosen})
         stage.start = replace(stage.start, done=tuple(sorted(done)), is_data_kept=True, awaited=awaited)
 
-    def _take_attachments(self, record: ChiefRecord | None, held: Sequence[Adoption]) -> None:
+    def _take_attachments(self, record: ChiefRecord | None, adoptions: Sequence[Adoption]) -> None:
         """Takes over the lasting attachments: those of the record, if one was kept, and those that changed with steps since."""
-        applies = sorted((one.last_apply for one in held if one.last_apply is not None), key=lambda request: request.step)
+        applies = sorted((one.last_apply for one in adoptions if one.last_apply is not None), key=lambda request: request.step)
         self._cluster.attachments.resume(
             NO_STEP_ATTACHMENTS if record is None else record.attached, (request.attached for request in applies)
         )
@@ -689,7 +666,7 @@ class Recovery:
         assert found is not None
         start = replace(stage.start, replicas_due=before.replicas_due)
         if self._model.model is None:
-            self.why = self._plan = ""  # waits for a worker that knows it; data is leased meanwhile
+            self.why = self.plan = ""  # waits for a worker that knows it; data is leased meanwhile
             self._cluster.begin_training(replace(start, step=before.step))
             return
         start = replace(
@@ -706,7 +683,7 @@ class Recovery:
         if redo is None:
             self._secure()
             return
-        self._plan = f"step {redo.step} is repeated with its {len(redo.contributors)} contributions, since not all have applied it"
+        self.plan = f"step {redo.step} is repeated with its {len(redo.contributors)} contributions, since not all have applied it"
         training.redo(redo, now)
 
     def _counted(self, stage: _TakingOver, step: int) -> tuple[ChosenPush, ...]:
@@ -726,7 +703,7 @@ class Recovery:
         if not self._checkpoints.holds_steps:
             self._continue()
             return
-        self._plan = f"step {training.step} is saved before it is announced"
+        self.plan = f"step {training.step} is saved before it is announced"
         self._checkpoints.hold(HeldStep(step=training.step, contributors=(), then=self._secured))
 
     def _secured(self, tag: str, now: float) -> None:
@@ -737,7 +714,7 @@ class Recovery:
         training = self._cluster.training
         words = f"a new chief (number {self._members.chief_incarnation}) took over at step {training.step}"
         self._out.note(words, kind=NoteKind.CHIEF)
-        self._stage, self._plan = None, "the parameter servers are told how to work"
+        self._stage, self.plan = None, "the parameter servers are told how to work"
         training.begin()
 
     # -- inside
@@ -749,7 +726,7 @@ class Recovery:
     def complete(self, now: float) -> None:
         """All shards work by the settings that hold: training begins, or continues."""
         training = self._cluster.training
-        self.why = self._plan = ""
+        self.why = self.plan = ""
         self._model.make_ready()
         self._cluster.ledger.roll_back(training.step, now=now)
         self._checkpoints.training_begins(now)

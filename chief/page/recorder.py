@@ -75,7 +75,8 @@ class Recorder:
         self._cost = CostCount()
         self._looks: deque[_Counts] = deque(maxlen=_NUM_LOOKS)
         self._last: Look | None = None
-        self._cells: Sequence[MetricCell] = ()
+        # The metrics that workers have reported, as read last.
+        self.cells: Sequence[MetricCell] = ()
         self._ending = threading.Event()
 
     def start(self) -> None:
@@ -118,18 +119,13 @@ class Recorder:
             self._last = None
             self._curves.join(story.speed, story.metrics)
 
-    @property
-    def cells(self) -> Sequence[MetricCell]:
-        """The metrics that workers have reported, as read last."""
-        return self._cells
-
     def read_metrics_now(self) -> None:
         """Reads the metrics, as far as there are any. Raises PsError."""
         status = self.look(max_age_s=_INTERVAL_S).status
         if status.state is ClusterState.TRAINING:
             cells = self._read_metrics(status)
             with self._lock:
-                self._cells = cells
+                self.cells = cells
                 self._curves.add_metrics(cells, step=status.global_step, at=self._wall())
 
     def _look_locked(self, last: Look | None, now: float) -> Look:

@@ -63,6 +63,7 @@ class Runner:
         addresses = [link.address for link in links]
         session_key = new_session_key()
         self._coordinator = Coordinator(config=config, shard_addresses=addresses, now=clock(), new_life=new_life, session_key=session_key)
+        self._cluster = self._coordinator.cluster
         self._shards = ShardSide(
             links,
             store=store,
@@ -74,7 +75,7 @@ class Runner:
             session_key=session_key,
         )
         self._on_state = on_state
-        self._state = self._coordinator.state
+        self._state = self._cluster.state
         self._calls = itertools.count(1)
         self._blocked: dict[int, Callable[[ev.Reply | ev.Refuse], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -90,17 +91,17 @@ class Runner:
     @property
     def epoch(self) -> int:
         """Epoch of the cluster."""
-        return self._coordinator.epoch
+        return self._cluster.members.epoch
 
     @property
     def global_step(self) -> int:
         """The number of steps applied."""
-        return self._coordinator.global_step
+        return self._cluster.step
 
     @property
     def has_ended_training(self) -> bool:
         """Whether training is over, and there has been a model to train, or one that a checkpoint says is trained."""
-        return self._coordinator.is_over and (self._has_trained or self._coordinator.global_step > 0)
+        return self._cluster.ending.is_over and (self._has_trained or self._cluster.step > 0)
 
     async def run(self, *, chief_address: str = "", is_takeover: bool = False) -> int:
         """Takes the shards, and returns the exit code: once no participant needs the cluster and the shards have been asked to end, or once
@@ -109,7 +110,7 @@ class Runner:
         `chief_address`: where participants reach this chief. `is_takeover`: it takes the shards whatever their present chief does. Raises
         PsError if the shards are not to be had.
         """
-        self._coordinator.cluster.address = chief_address
+        self._cluster.address = chief_address
         self._shards.begin(chief_address=chief_address, is_takeover=is_takeover, on_failure=self._cannot_begin)
         try:
             end = await self._end
@@ -186,7 +187,7 @@ class Runner:
     def totals(self) -> StepTotals:
         """All steps so far together."""
         with self._lock:
-            return self._coordinator.totals
+            return self._cluster.ledger.totals
 
     def _report(self, event: ev.Event) -> None:
         with self._lock:
@@ -196,10 +197,10 @@ class Runner:
             else:
                 for instruction in instructions:
                     self._carry_out(instruction)
-            if self._coordinator.state is not self._state:
-                self._state = self._coordinator.state
+            if self._cluster.state is not self._state:
+                self._state = self._cluster.state
                 self._has_trained = self._has_trained or self._state is ClusterState.TRAINING
-                log.info("the cluster has another state state=%s step=%d", self._state.name, self._coordinator.global_step)
+                log.info("the cluster has another state state=%s step=%d", self._state.name, self._cluster.step)
                 self._on_state(self._state)
             self._set_timer()
         if self._shards.own_work:
@@ -223,7 +224,7 @@ class Runner:
             case ev.Note():
                 log.log(_level(instruction), "%s", instruction.text)
                 if self._on_note is not None:
-                    self._on_note(instruction, self._coordinator.global_step)
+                    self._on_note(instruction, self._cluster.step)
             case _:
                 self._shards.carry_out(instruction)
 
@@ -292,7 +293,7 @@ class Runner:
         else:
             log.critical("a task of the chief failed; the chief ends", exc_info=error)
         self._finish(
-            ev.EndProcesses(exit_code=1, reason=lacking or f"internal error: {error!r}", has_successor=not self._coordinator.is_over)
+            ev.EndProcesses(exit_code=1, reason=lacking or f"internal error: {error!r}", has_successor=not self._cluster.ending.is_over)
         )
 
 

@@ -88,7 +88,8 @@ class ChiefServer:
 
     def __init__(self, config: ChiefConfig, *, links: Sequence[ShardLink] | None = None) -> None:
         self._config = config
-        self._address = ""
+        # The address of the chief; empty before `start`.
+        self.address = ""
         cluster = config.coordination.cluster
         access = Access(config.security, role=CallerRole.CHIEF)
         if links is None:
@@ -123,11 +124,6 @@ class ChiefServer:
         )
 
     @property
-    def address(self) -> str:
-        """The address of the chief; empty before `start`."""
-        return self._address
-
-    @property
     def page_url(self) -> str:
         """The URL of the chief's page; empty: there is none."""
         return self._page.url if self._page is not None else ""
@@ -135,7 +131,7 @@ class ChiefServer:
     async def start(self) -> None:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
         cluster = self._config.coordination.cluster
-        self._address = self._server.listen(self._service.methods, epoch=lambda: self._runner.epoch, trial=self._trial)
+        self.address = self._server.listen(self._service.methods, epoch=lambda: self._runner.epoch, trial=self._trial)
         self._server.report_health("", is_serving=True)
         self._server.report_health(SERVICE, is_serving=False)
         self._server.start()
@@ -144,8 +140,8 @@ class ChiefServer:
             log.info("metrics url=%s", f"{self._http.url}metrics")
         self._start_page()
         if self._config.announce is not None:
-            announce(self._config.announce, address=self._address)
-        log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
+            announce(self._config.announce, address=self.address)
+        log.info("chief ready address=%s cluster=%s ps=%d", self.address, cluster, len(self._config.ps))
 
     def _families(self) -> Iterator[Family]:
         status = self._runner.status(max_ledger_entries=0) if self._page is None else self._page.status
@@ -173,7 +169,7 @@ class ChiefServer:
 
         Raises PsError if the shards cannot be taken.
         """
-        own = self._own_address() or await asyncio.to_thread(towards, self._address, self._config.ps)
+        own = self._own_address() or await asyncio.to_thread(towards, self.address, self._config.ps)
         if not own:
             log.warning("listening at all addresses, and it is not known which of them others can reach: give --advertise HOST:PORT")
         code = await self._runner.run(chief_address=own, is_takeover=self._config.is_takeover)
@@ -211,9 +207,9 @@ class ChiefServer:
     def _own_address(self) -> str:
         advertised = self._config.advertise
         if not advertised:
-            return reachable(self._address)
+            return reachable(self.address)
         told = parse_address(advertised, is_bind=True)
-        return str(told if told.is_unix or told.port else dataclasses.replace(told, port=parse_address(self._address).port))
+        return str(told if told.is_unix or told.port else dataclasses.replace(told, port=parse_address(self.address).port))
 
     def _announce_end(self) -> None:
         """Writes where training has ended, for who started this process and may not have asked it meanwhile."""

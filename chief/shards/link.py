@@ -64,14 +64,9 @@ class GrpcShardLink:
     """
 
     def __init__(self, address: str, *, index: int, cluster: str, access: Access = DEFAULT_ACCESS) -> None:
-        self._address, self._index, self._cluster = address, index, cluster
+        self.address, self._index, self._cluster = address, index, cluster
         self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
         self._commands = Commands(self._connection)
-
-    @property
-    def address(self) -> str:
-        """Where it is."""
-        return self._address
 
     def begin(self, request: ApplyRequest, report: Report) -> None:
         """Sends a step."""

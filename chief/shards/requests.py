@@ -4,9 +4,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import field
 
-from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreShards
+from chief.core.messages import ApplyStep, PrepareStep, RestoreShards
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
@@ -79,12 +80,12 @@ class Authority:
         self.session_keys = joined_keys(self.session_keys, session_keys)
 
 
-def record_found(adoptions: Sequence[Adoption]) -> list[RecordFound]:
-    """Returns the event that reports the newest readable record, or none: a chief can do without, so one that cannot be read is said."""
+def newest_record(adoptions: Sequence[Adoption]) -> ChiefRecord | None:
+    """Returns the newest readable record, or None: a chief can do without, so one that cannot be read is said."""
     kept = sorted((adoption for adoption in adoptions if adoption.record), key=lambda adoption: adoption.record_version, reverse=True)
     for adoption in kept:
         try:
-            return [RecordFound(record=unpack_record(adoption.record))]
+            return unpack_record(adoption.record)
         except PsError as error:
             log.warning("cannot read the record of an earlier chief version=%d cause=%s", adoption.record_version, error.message)
-    return []
+    return None

@@ -16,7 +16,7 @@ from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.requests import (
     Authority,
     are_of_one_time,
-    record_found,
+    newest_record,
     restore_requests,
     step_requests,
 )
@@ -118,7 +118,7 @@ class ShardWork:
             case ev.KeepRecord():
                 result = await self._keep_record(work)
             case ev.AdoptShards():
-                return await self._adopt_all()
+                result = await self._adopt_all()
             case ev.FindCheckpoint():
                 result = await self._find(work)
             case ev.RestoreShards():
@@ -227,8 +227,8 @@ class ShardWork:
         self._found_lives = frozenset(status.fence.life for status in statuses)
         self._calls.report(ev.ShardsFound(statuses=tuple(statuses)))
 
-    async def _adopt_all(self) -> None:
-        """Puts all shards under this chief, and reports their answers: RecordFound, and ShardAdopted for each."""
+    async def _adopt_all(self) -> ev.Adopted:
+        """Puts all shards under this chief, and returns their answers."""
         answers = await self._calls.at_all(self._adopt_or_refusal)
         for refusal in answers:
             if isinstance(refusal, PsError):
@@ -241,10 +241,9 @@ class ShardWork:
             # Secrets of workers that an earlier chief registered are made of its key, and only another shard may have known that key.
             if set(adoption.session_keys) != set(self._authority.session_keys):
                 adopted[index] = await self._adopt(index)
-        for event in record_found([adoption for _, adoption in adopted]):
-            self._calls.report(event)
-        for index, (status, adoption) in enumerate(adopted):
-            self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation, adoption=adoption))
+        adoptions = tuple(adoption for _, adoption in adopted)
+        incarnations = tuple(status.process_incarnation for status, _ in adopted)
+        return ev.Adopted(process_incarnations=incarnations, adoptions=adoptions, record=newest_record(adoptions))
 
     async def _adopt_or_refusal(self, index: int) -> tuple[ShardStatus, Adoption] | PsError:
         try:

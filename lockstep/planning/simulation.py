@@ -43,7 +43,7 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.request import Request
-from ps_protocol.roles.shard import ShardReport, ShardStatus
+from ps_protocol.roles.shard import Adoption, ShardReport, ShardStatus
 
 # A network link that concurrent transfers share evenly, in simulated time.
 
@@ -306,7 +306,7 @@ class _Simulation:
     ) -> None:
         self._latency, self._costs = latency, costs
         self._reads_latest = policy.reads_latest
-        self._now = 0.0
+        self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[int], None], int]] = []
         self._num_queued = 0
         self._step_times: list[float] = []
@@ -323,14 +323,8 @@ class _Simulation:
         )
         empty = ShardStatus(shard=0, process_incarnation=1, fence=NOBODY, step=None, report=ShardReport())
         self._handle(ShardsFound(statuses=(empty,)))
-        self._handle(ev.ShardAdopted(shard=0, process_incarnation=1))
         self._workers = [self._join(index, seed) for index in range(num_workers)]
         self._begin()
-
-    @property
-    def now(self) -> float:
-        """The time, in seconds."""
-        return self._now
 
     def later(self, delay_s: float, what: Callable[[int], None], whose: int) -> None:
         """Calls `what` with `whose` after a delay; at once if there is none."""
@@ -338,14 +332,14 @@ class _Simulation:
             what(whose)
             return
         self._num_queued += 1
-        heapq.heappush(self._queue, (self._now + delay_s, self._num_queued, what, whose))
+        heapq.heappush(self._queue, (self.now + delay_s, self._num_queued, what, whose))
 
     def run(self, *, num_warm_up: int, num_steps: int) -> SimulationResult:
         """Runs until `num_steps` steps after the warm-up are applied, and returns their figures."""
         for worker in self._workers:
             self._released(worker.index)
         self._run_to(num_warm_up)
-        start, self._step_times, self._stalenesses = self._moment(), [self._now], []
+        start, self._step_times, self._stalenesses = self._moment(), [self.now], []
         self._run_to(num_warm_up + num_steps)
         return result_of(
             start,
@@ -357,16 +351,16 @@ class _Simulation:
 
     def _run_to(self, step: int) -> None:
         coordinator, queue = self._coordinator, self._queue
-        while coordinator.global_step < step:
+        while coordinator.cluster.step < step:
             when, _, what, whose = heapq.heappop(queue)
             while (due := coordinator.next_deadline()) is not None and due < when:
-                self._now = max(self._now, due)
+                self.now = max(self.now, due)
                 self._handle(ev.TimerFired())
-            self._now = when
+            self.now = when
             what(whose)
 
     def _moment(self) -> Moment:
-        return Moment(now=self._now, status=self._coordinator.status(self._now))
+        return Moment(now=self.now, status=self._coordinator.status(self.now))
 
     # -- joining
 
@@ -392,7 +386,7 @@ class _Simulation:
     # -- the coordinator
 
     def _handle(self, event: ev.Event) -> None:
-        for instruction in self._coordinator.handle(event, self._now):
+        for instruction in self._coordinator.handle(event, self.now):
             match instruction:
                 case ev.Reply(call=call, value=TokenReply() as reply):
                     self._answered(call, reply)
@@ -400,6 +394,9 @@ class _Simulation:
                     self._setup_reply = value
                 case ev.Refuse(error=error):
                     raise error
+                case ev.AdoptShards():
+                    found = ev.Adopted(process_incarnations=(1,), adoptions=(Adoption(step=None, layout_hash=""),))
+                    self._handle(ev.Done(work=instruction, result=found))
                 case ev.ApplyStep():
                     self._step = instruction
                     self.later(self._costs.apply_s, self._applied, 0)
@@ -407,7 +404,7 @@ class _Simulation:
                     self._handle(ev.Done(work=instruction))
 
     def _applied(self, _: int) -> None:
-        self._step_times.append(self._now)
+        self._step_times.append(self.now)
         assert self._step is not None
         self._handle(ev.Done(work=self._step))
 
@@ -425,7 +422,7 @@ class _Simulation:
 
     def _released(self, index: int) -> None:
         worker = self._workers[index]
-        worker.local_step = self._coordinator.global_step if self._reads_latest else worker.token
+        worker.local_step = self._coordinator.cluster.step if self._reads_latest else worker.token
         self._sends.start(index)
 
     def _compute(self, index: int) -> None:

@@ -21,22 +21,17 @@ class RemoteStorage:
     """A CheckpointStorage at a URL. Its credentials are those that fsspec's package for it finds in the environment."""
 
     def __init__(self, url: str) -> None:
-        self._place = _USER.sub("//", url)  # logs must not show a password
+        self.place = _USER.sub("//", url)  # logs must not show a password
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise InvalidSpec(f"checkpoint directory {self._place!r}: a URL needs fsspec; pip install 'lockstep-ps[remote]'") from None
+            raise InvalidSpec(f"checkpoint directory {self.place!r}: a URL needs fsspec; pip install 'lockstep-ps[remote]'") from None
         try:
             # Other processes write there too: what was listed before may be wrong.
             self._files, root = url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            raise InvalidSpec(f"checkpoint directory {self._place!r}: {error}") from None
+            raise InvalidSpec(f"checkpoint directory {self.place!r}: {error}") from None
         self._root = str(root).rstrip("/")
-
-    @property
-    def place(self) -> str:
-        """The URL, without a password."""
-        return self._place
 
     def new_name(self, *, shard: int, num_shards: int) -> str:
         """Returns for example "ps-00000-of-00002-5f3a9c01.safetensors", another one each time."""
@@ -63,7 +58,7 @@ class RemoteStorage:
         """Makes a checkpoint whole, as CheckpointStorage says: writing an object is atomic."""
         path = f"{self._directory(tag)}/{MANIFEST}"
         with _failures(f"commit {path}"):
-            check_files(files, self._found().get(tag, {}), where=f"{self._place}/{tag}")
+            check_files(files, self._found().get(tag, {}), where=f"{self.place}/{tag}")
             failpoint("chief.manifest.before_write")
             failpoint("chief.manifest.before_rename")
             self._files.pipe_file(path, manifest)
@@ -72,7 +67,7 @@ class RemoteStorage:
     def stored(self) -> tuple[StoredCheckpoint, ...]:
         """Returns what is here, as CheckpointStorage says."""
         stored = []
-        with _failures(f"list {self._place}"):
+        with _failures(f"list {self.place}"):
             for tag, files in sorted(self._found().items()):
                 is_whole = files.pop(MANIFEST, None) is not None
                 stored.append(StoredCheckpoint(tag=tag, is_whole=is_whole, files=files))
@@ -80,7 +75,7 @@ class RemoteStorage:
 
     def manifest(self, tag: str) -> bytes:
         """Returns the manifest of a whole checkpoint, as CheckpointStorage says."""
-        return self._content(f"{self._directory(tag)}/{MANIFEST}", f"there is no whole checkpoint {tag!r} in {self._place}")
+        return self._content(f"{self._directory(tag)}/{MANIFEST}", f"there is no whole checkpoint {tag!r} in {self.place}")
 
     def put(self, name: str, content: bytes) -> None:
         """Replaces a small file of the place itself, as CheckpointStorage says: writing an object is atomic."""
@@ -91,7 +86,7 @@ class RemoteStorage:
 
     def get(self, name: str) -> bytes:
         """Returns a small file of the place itself, as CheckpointStorage says."""
-        return self._content(f"{self._root}/{check_name(name)}", f"there is no {name} in {self._place}")
+        return self._content(f"{self._root}/{check_name(name)}", f"there is no {name} in {self.place}")
 
     @contextmanager
     def open(self, tag: str, name: str) -> Iterator["_RemoteReader"]:
@@ -104,7 +99,7 @@ class RemoteStorage:
             except FileNotFoundError:
                 if self._files.exists(f"{self._directory(tag)}/{MANIFEST}"):
                     raise DataLoss(f"{tag}/{name} is not there") from None
-                raise CheckpointNotFound(f"there is no whole checkpoint {tag!r} in {self._place}") from None
+                raise CheckpointNotFound(f"there is no whole checkpoint {tag!r} in {self.place}") from None
         try:
             yield _RemoteReader(file, num_bytes=num_bytes, where=f"{tag}/{name}")
         finally:

@@ -264,7 +264,8 @@ class TensorFileReader:
         if reader.num_bytes != file.num_bytes:
             raise DataLoss(f"{where}: {reader.num_bytes} bytes, the manifest says {file.num_bytes}")
         self._reader, self._file, self._where, self._on_read = reader, file, where, on_read
-        self._digest, self._position, self._stop = hashlib.sha256(), 0, file.num_bytes
+        # The number of bytes read so far; may be called from another thread.
+        self._digest, self.num_bytes_read, self._stop = hashlib.sha256(), 0, file.num_bytes
         self._scratch = memoryview(bytearray(min(_PIECE_BYTES, file.num_bytes)))
         self._header = self._read_header(max_tensors)
 
@@ -277,11 +278,6 @@ class TensorFileReader:
     def tensors(self) -> tuple[TensorEntry, ...]:
         """All tensors, in the order in which they lie."""
         return self._header.tensors
-
-    @property
-    def num_bytes_read(self) -> int:
-        """The number of bytes read so far; may be called from another thread."""
-        return self._position
 
     def __iter__(self) -> Iterator[TensorEntry]:
         for tensor in self._header.tensors:
@@ -296,18 +292,18 @@ class TensorFileReader:
         Raises DataLoss if the tensor has fewer bytes left.
         """
         flat = memory.reshape(-1).view(np.uint8).data if isinstance(memory, np.ndarray) else memory.cast("B")
-        if self._position + len(flat) > self._stop:
-            raise DataLoss(f"{self._where}: {len(flat)} bytes wanted of a tensor that has {self._stop - self._position} left")
+        if self.num_bytes_read + len(flat) > self._stop:
+            raise DataLoss(f"{self._where}: {len(flat)} bytes wanted of a tensor that has {self._stop - self.num_bytes_read} left")
         for start in range(0, len(flat), _PIECE_BYTES):
             piece = flat[start : start + _PIECE_BYTES]
-            self._reader.read_into(piece, offset=self._position)
+            self._reader.read_into(piece, offset=self.num_bytes_read)
             self._digest.update(piece)
-            self._position += len(piece)
+            self.num_bytes_read += len(piece)
             self._on_read(len(piece))
 
     def _skip(self) -> None:
-        while self._position < self._stop:
-            self.read_into(self._scratch[: self._stop - self._position])
+        while self.num_bytes_read < self._stop:
+            self.read_into(self._scratch[: self._stop - self.num_bytes_read])
 
     def _read_header(self, max_tensors: int) -> Header:
         prefix = bytearray(min(LENGTH_BYTES, self._file.num_bytes))
@@ -318,7 +314,7 @@ class TensorFileReader:
         return decode_header(bytes(content), file_bytes=self._file.num_bytes, where=self._where, max_tensors=max_tensors)
 
     def _check(self) -> None:
-        if self._position != self._file.num_bytes or self._digest.hexdigest() != self._file.sha256:
+        if self.num_bytes_read != self._file.num_bytes or self._digest.hexdigest() != self._file.sha256:
             raise DataLoss(f"{self._where}: sha256 mismatch; the file is not what was written")
 
 

@@ -131,7 +131,7 @@ class DecodingWriter:
     def __init__(self, spans: Sequence[_Span], units: Units) -> None:
         self._spans = spans
         self._units = units
-        self._nbytes = spans[-1].stop if spans else 0
+        self.nbytes = spans[-1].stop if spans else 0
         self._unit_bytes = units.unit_bytes
         self._index = 0
         self._filled = 0  # elements, or bytes, of the span's target
@@ -140,22 +140,17 @@ class DecodingWriter:
         self.num_written = 0
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that it takes in all."""
-        return self._nbytes
-
-    @property
     def is_full(self) -> bool:
         """Whether every byte has been written."""
-        return self.num_written == self._nbytes
+        return self.num_written == self.nbytes
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Takes the next encoded bytes; raises FrameOutOfOrder on a gap, an overlap, or bytes beyond the end, and then has done nothing."""
         length = len(data)
         if offset != self.num_written:
             raise FrameOutOfOrder(f"frame at offset {offset}, expected {self.num_written}; send frames in order, with no gap or overlap")
-        if offset + length > self._nbytes:
-            raise FrameOutOfOrder(f"frame at offset {offset} has {length} bytes and ends beyond the encoded arena's {self._nbytes}")
+        if offset + length > self.nbytes:
+            raise FrameOutOfOrder(f"frame at offset {offset} has {length} bytes and ends beyond the encoded arena's {self.nbytes}")
         source = np.frombuffer(data, np.uint8) if length else np.empty(0, np.uint8)
         while source.size:
             span = self._spans[self._index]
@@ -173,15 +168,15 @@ class DecodingWriter:
     def fill(self, receive: Callable[[memoryview], int]) -> None:
         """Decodes the next bytes, which `receive` writes into the memory that it is given; it returns how many these are."""
         if self._scratch is None:
-            self._scratch = np.empty(min(_SCRATCH_BYTES, self._nbytes), np.uint8)
-        count = receive(self._scratch.data[: self._nbytes - self.num_written])
+            self._scratch = np.empty(min(_SCRATCH_BYTES, self.nbytes), np.uint8)
+        count = receive(self._scratch.data[: self.nbytes - self.num_written])
         if count:
             self.write(self.num_written, self._scratch.data[:count])
 
     def finish(self) -> None:
         """Raises TruncatedStream unless every byte has been written."""
-        if self.num_written != self._nbytes:
-            raise TruncatedStream(f"{self.num_written} of {self._nbytes} bytes received; nothing was changed; send it again")
+        if self.num_written != self.nbytes:
+            raise TruncatedStream(f"{self.num_written} of {self.nbytes} bytes received; nothing was changed; send it again")
 
     def _decode(self, span: _Span, part: Array) -> None:
         """Decodes the whole units among what was carried and `part`; at the end of the span the last unit may be shorter."""

@@ -26,34 +26,29 @@ class Segments:
     """Consecutive pieces of an arena, each a one-dimensional uint8 array that shares the owner's memory."""
 
     def __init__(self, pieces: Sequence[Array]) -> None:
-        self._pieces = tuple(pieces)
+        self.pieces = tuple(pieces)
         starts, end = [], 0
-        for piece in self._pieces:
+        for piece in self.pieces:
             if piece.dtype != np.uint8 or piece.ndim != 1:
                 raise ValueError("a segment must be a one-dimensional uint8 array")
             starts.append(end)
             end += piece.nbytes
         self._starts, self.nbytes = tuple(starts), end
 
-    @property
-    def pieces(self) -> tuple[Array, ...]:
-        """The pieces, in order."""
-        return self._pieces
-
     def chunks(self, max_bytes: int) -> Iterator[tuple[int, memoryview]]:
         """Yields (offset, bytes) in order, each of at most `max_bytes`, without copying."""
-        for start, piece in zip(self._starts, self._pieces, strict=True):
+        for start, piece in zip(self._starts, self.pieces, strict=True):
             view = piece.data
             for offset in range(0, piece.nbytes, max_bytes):
                 yield start + offset, view[offset : offset + max_bytes]
 
     def followed_by(self, pieces: Sequence[Array]) -> "Segments":
         """Returns these pieces and then `pieces`, sharing the memory of both."""
-        return Segments((*self._pieces, *pieces))
+        return Segments((*self.pieces, *pieces))
 
     def writer(self) -> "SegmentWriter":
         """Returns a writer that fills the pieces from the first byte to the last."""
-        return SegmentWriter(self._pieces, self.nbytes)
+        return SegmentWriter(self.pieces, self.nbytes)
 
     def copy_from(self, source: "Segments") -> None:
         """Copies all bytes of `source`, which must have the same length."""

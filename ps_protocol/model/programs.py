@@ -144,11 +144,12 @@ class Program:
         nodes = self._nodes = graph.nodes
         reached = graph.reached(graph.results.values(), through_totals=True)
         totals = [index for index in reached if nodes[index].is_total]
-        self._num_passes = max((nodes[index].level for index in totals), default=0)
-        self._totals = [[index for index in totals if nodes[index].level == level + 1] for level in range(self._num_passes)]
+        # The number of times that all blocks must be measured before `run`.
+        self.num_passes = max((nodes[index].level for index in totals), default=0)
+        self._totals = [[index for index in totals if nodes[index].level == level + 1] for level in range(self.num_passes)]
         # The numbers of each level, in the order in which they become known.
         numbers = [index for index in reached if not nodes[index].is_array]
-        self._of_level = [[index for index in numbers if nodes[index].level == level] for level in range(self._num_passes + 1)]
+        self._of_level = [[index for index in numbers if nodes[index].level == level] for level in range(self.num_passes + 1)]
         self._places = {index: place for place, index in enumerate(index for level in self._of_level for index in level)}
         operands = [[nodes[index].operands[0] for index in of_pass] for of_pass in self._totals]
         self._measures = [_Code(graph, self._places, arrays=arrays, roots=roots) for roots in operands]
@@ -159,14 +160,9 @@ class Program:
         num_operations = sum(code.num_operations for code in (*self._measures, self._code)) + len(totals)
         if num_operations > MAX_OPERATIONS:
             raise InvalidSpec(
-                f"formula: it makes {num_operations} operations with each element in {self._num_passes + 1} passes, "
+                f"formula: it makes {num_operations} operations with each element in {self.num_passes + 1} passes, "
                 f"{MAX_OPERATIONS} at most; nest fewer sums and norms, or compute less in them"
             )
-
-    @property
-    def num_passes(self) -> int:
-        """The number of times that all blocks must be measured before `run`."""
-        return self._num_passes
 
     @property
     def num_operations(self) -> int:
@@ -206,7 +202,7 @@ class Program:
         size, dtype = inputs[0].size, inputs[0].dtype
         scratch, squares = [np.empty(min(size, BLOCK), dtype) for _ in range(self.num_scratch)], np.empty(min(size, BLOCK))
         blocks = [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
-        for index in range(self._num_passes):
+        for index in range(self.num_passes):
             sums = [0.0] * len(self._totals[index])
             for block in blocks:
                 cut = [one[: block.stop - block.start] for one in scratch]

@@ -102,30 +102,25 @@ class Access:
     """
 
     def __init__(self, security: Security = OPEN, *, role: CallerRole = CallerRole.WORKER) -> None:
-        self._security, self.role = security, role
-
-    @property
-    def security(self) -> Security:
-        """The security options that the credentials come from."""
-        return self._security
+        self.security, self.role = security, role
 
     def uses_tls(self, address: str) -> bool:
         """Whether calls to the address are encrypted."""
-        return self._security.calls_with_tls and not parse_address(address).is_unix
+        return self.security.calls_with_tls and not parse_address(address).is_unix
 
     def open_channel(self, address: str) -> grpc.Channel:
         """Opens a channel; raises InvalidSpec for an address or a certificate that is none. Connects at the first call, again when lost."""
         target = str(parse_address(address))
         if not self.uses_tls(address):
             return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-        return grpc.secure_channel(target, CallerCertificates(self._security).credentials(), options=self._tls_options())
+        return grpc.secure_channel(target, CallerCertificates(self.security).credentials(), options=self._tls_options())
 
     def open_renewing(self, address: str) -> "RenewedChannel":
         """As `open_channel`; another channel takes its place when the certificates have changed."""
         target = str(parse_address(address))
         if not self.uses_tls(address):
             return RenewedChannel(grpc.insecure_channel(target, options=CHANNEL_OPTIONS))
-        certificates, options = CallerCertificates(self._security), self._tls_options()
+        certificates, options = CallerCertificates(self.security), self._tls_options()
 
         def renewed() -> grpc.Channel | None:
             changed = certificates.changed()
@@ -140,21 +135,21 @@ class Access:
             beside = tokens.tokens_beside(parsed.path) if parsed.is_unix else None
             return tokens.TokenSource(beside, role=self.role).header if beside is not None else lambda: _NO_METADATA
         self._check_privacy(parsed, address)
-        if self._security.token_file is not None:
-            return tokens.TokenSource(self._security.token_file, role=self.role).header
-        header = tokens.bearer(self._security.token)
+        if self.security.token_file is not None:
+            return tokens.TokenSource(self.security.token_file, role=self.role).header
+        header = tokens.bearer(self.security.token)
         return lambda: header
 
     @property
     def _has_token(self) -> bool:
-        return bool(self._security.token) or self._security.token_file is not None
+        return bool(self.security.token) or self.security.token_file is not None
 
     def _check_privacy(self, parsed: Address, address: str) -> None:
         if not (parsed.is_loopback or self.uses_tls(address)):
             raise InvalidSpec(f"refusing to send a token without TLS to {parsed.host}; pass tls_ca= (--tls-ca) or tls=True")
 
     def _tls_options(self) -> Sequence[tuple[str, str | int]]:
-        name = self._security.tls_server_name
+        name = self.security.tls_server_name
         return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)) if name else CHANNEL_OPTIONS
 
 

@@ -234,11 +234,11 @@ class GrpcShard:
         self.address = address
         self._progress = progress or Progress()
         self._index, self._cluster = index, cluster
-        self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
+        self.connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
         self._deadlines = CallDeadlines()
-        self._pushes = Streams(self._connection, "Push", deadlines=self._deadlines)
-        self._reads = Streams(self._connection, "Read", deadlines=self._deadlines)
-        self._payloads = Payloads(self._connection, least_bytes=least_socket_bytes, is_required=must_use_sockets)
+        self._pushes = Streams(self.connection, "Push", deadlines=self._deadlines)
+        self._reads = Streams(self.connection, "Read", deadlines=self._deadlines)
+        self._payloads = Payloads(self.connection, least_bytes=least_socket_bytes, is_required=must_use_sockets)
         self._variables = VariablesStreams(self._reads, payloads=self._payloads, progress=self._progress)
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
@@ -253,19 +253,14 @@ class GrpcShard:
             return "shared_memory"
         return "sockets" if self._payloads.has_opened else "grpc"
 
-    @property
-    def connection(self) -> Connection:
-        """The channel that all calls take."""
-        return self._connection
-
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
-        return self._connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
+        return self.connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
 
     def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
         """Asks by an RPC with one message each way, and returns the answer."""
         limit_s = CONTROL_TIMEOUT_S + getattr(request, "max_wait_s", 0.0) if timeout_s is None else timeout_s
-        return self._connection.call(request, timeout_s=limit_s)
+        return self.connection.call(request, timeout_s=limit_s)
 
     def share(
         self,
@@ -286,14 +281,14 @@ class GrpcShard:
         claim = pb.MemoryClaim(
             epoch=epoch, worker=worker, incarnation=incarnation, layout_hash=layout.hash, num_buffers=num_buffers, secret=secret
         )
-        memory = share_memory(self._connection, claim, layout=layout, timeout_s=timeout_s, deadlines=self._deadlines)
+        memory = share_memory(self.connection, claim, layout=layout, timeout_s=timeout_s, deadlines=self._deadlines)
         self._memory = memory
         return memory
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Sends all variables with their initial values; False if they exist already."""
         header = pb.CreateVariablesRequest(spec=codec.encode(spec))
-        answer = self._connection.stream_up(
+        answer = self.connection.stream_up(
             "CreateVariables",
             self._progress.counted(encode_stream(header, values)),
             pb.CreateVariablesResponse,
@@ -336,7 +331,7 @@ class GrpcShard:
         reply = memory.push_by(partial(self._push, timeout_s=timeout_s), header, gradients)
         if not memory.is_open and self._memory is memory:
             self._memory = None
-            log.warning("%s: its memory is no longer shared; gradients and variables are sent from now on", self._connection.target)
+            log.warning("%s: its memory is no longer shared; gradients and variables are sent from now on", self.connection.target)
         return reply
 
     def read_rows(
@@ -363,7 +358,7 @@ class GrpcShard:
             return receive_into(self._progress.counted(messages), into.writer(), wanted=request.step)
 
         try:
-            return self._connection.stream_both(
+            return self.connection.stream_both(
                 "ReadRows",
                 sent if meanwhile is None else kept_open(sent, until=is_over),
                 receive,
@@ -381,7 +376,7 @@ class GrpcShard:
         self._pushes.close()
         self._reads.close()
         self._deadlines.close()
-        self._connection.close()
+        self.connection.close()
 
     def _push(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None) -> PushReply:
         self._prepare(gradients.nbytes)
@@ -419,7 +414,7 @@ class GrpcShard:
         try:
             return codec.decode(PushReply, answer.reply)
         except PsError as error:
-            raise not_understood(self._connection.target, error) from None
+            raise not_understood(self.connection.target, error) from None
 
     def _exchange_by_socket(self, use: LongLivedStream, data_socket: DataSocket, header: pb.PushHeader, gradients: Segments) -> bytes:
         payload = next_payload(data_socket)

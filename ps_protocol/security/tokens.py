@@ -159,13 +159,9 @@ class TokenTable:
         self._file = WatchedFile(path, settles=True)
         self._grants: dict[bytes, Grant] = {}
         self._next_end_s = math.inf
-        self._version = 0
+        # Rises whenever other tokens are good than before.
+        self.version = 0
         self._load(self._file.changed() or "")
-
-    @property
-    def version(self) -> int:
-        """Rises whenever other tokens are good than before."""
-        return self._version
 
     def role_of(self, authorization: str | bytes | None) -> CallerRole:
         """Returns the role of the holder of the token in a header "Bearer …". Raises Unauthenticated."""
@@ -213,7 +209,7 @@ class TokenTable:
         now_s = time.time()
         self._next_end_s = min((one.ends_s for one in self._grants.values() if one.ends_s > now_s), default=math.inf)
         # Last: a reader of the new number finds the new tokens.
-        self._version += 1
+        self.version += 1
 
 
 class TokenSource:

@@ -259,7 +259,7 @@ from tests.support.chief.chief_driver import Driver
 config = parse_config(["--mood", "sad", "--workers", "1", "--ps", "127.0.0.1:1"], environment={})
 assert config.coordination.mood == "sad"
 driver = Driver(mood="sad")
-assert driver.coordinator.explain(driver.now) == "the chief is sad"
+assert driver.coordinator.cluster.explain(driver.now) == "the chief is sad"
 """,
     ),
     Change(

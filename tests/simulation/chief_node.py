@@ -36,7 +36,6 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.history import History
 from ps_protocol.roles.request import Request
-from ps_protocol.roles.shard import Adoption
 from tests.simulation.chief_links import SimulatedLink, SimulatedPace
 from tests.simulation.epochs import Era, era_of
 from tests.simulation.oracle import BrokenPromise, Oracle
@@ -75,7 +74,6 @@ class ChiefNode:
         # Those that another epoch ends.
         self._of_epoch: set[asyncio.Task[Any]] = set()
         self._keeping: asyncio.Task[Any] | None = None
-        self._adoptions: list[Adoption | None] = []
         self._is_watching = False
         self._timer = 0
         self.is_ended = False
@@ -148,7 +146,7 @@ class ChiefNode:
 
     def _tell_oracle(self, request: Any, value: object) -> None:
         who = f"{type(request).__name__} of {getattr(request, 'participant', request)}"
-        is_training = self.coordinator.state is ClusterState.TRAINING
+        is_training = self.coordinator.cluster.state is ClusterState.TRAINING
         if isinstance(value, TokenReply):
             caller, era = request.participant, era_of(request.participant)
             if value.result is TokenResult.TOKEN:
@@ -184,7 +182,7 @@ class ChiefNode:
     @property
     def _name(self) -> str:
         """Which chief this is: one that is started again under a name is another, and counts anew."""
-        return f"{self._life.name} {self.coordinator.chief_incarnation}"
+        return f"{self._life.name} {self.coordinator.cluster.members.chief_incarnation}"
 
     def _told_step(self, era: Era, step: int, *, to: str) -> None:
         servers = [name for names in self._members.values() for name in names]
@@ -243,10 +241,10 @@ class ChiefNode:
         self._rules = self._oracle.rules.under(spec, is_closing=is_closing)
 
     def _look_whether_it_is_finished(self) -> None:
-        if self._given_in_time is None and self.coordinator.state is ClusterState.FINISHED:
+        if self._given_in_time is None and self.coordinator.cluster.state is ClusterState.FINISHED:
             self._world.seen["training finished"] += 1
             self._given_in_time = frozenset(self._given)
-            is_at_end = self._max_steps is not None and self.coordinator.global_step >= self._max_steps
+            is_at_end = self._max_steps is not None and self.coordinator.cluster.step >= self._max_steps
             if not (self._is_asked_to_finish or is_at_end):
                 raise BrokenPromise("E: a training is finished that nobody finished")
 
@@ -298,7 +296,7 @@ class ChiefNode:
             case messages.Note():
                 self._world.note(f"{self._life.name}: {instruction.text}")
             case messages.EndProcesses():
-                if not instruction.has_successor and self.coordinator.state not in (ClusterState.FAILED, ClusterState.FINISHED):
+                if not instruction.has_successor and self.coordinator.cluster.state not in (ClusterState.FAILED, ClusterState.FINISHED):
                     raise BrokenPromise(f"E: a training ends that nobody finished: {instruction.reason}")
                 self.end(instruction.reason)
             case messages.AdoptShards() | messages.RestoreShards():
@@ -375,12 +373,10 @@ class ChiefNode:
         elif isinstance(event, messages.ReplicasChanged):
             self._members[event.shard] = (event.address, event.standby) if event.standby else (event.address,)
             self._world.note(f"{self._life.name}: ps {event.shard} is held by {event.address}, {event.standby or event.missing}")
-        elif isinstance(event, messages.ShardAdopted):
-            self._adoptions = [*self._adoptions[: event.shard], event.adoption]
-            steps = {one.step for one in self._adoptions if one is not None}
-            if len(self._adoptions) == len(self._shards):
-                self._world.seen["a chief found what another had trained"] += steps != {None}
-                self._world.seen["a chief found an interrupted step"] += len(steps) > 1 and None not in steps
+        elif isinstance(event, messages.Done) and isinstance(event.work, messages.AdoptShards):
+            steps = {one.step for one in event.result.adoptions}
+            self._world.seen["a chief found what another had trained"] += steps != {None}
+            self._world.seen["a chief found an interrupted step"] += len(steps) > 1 and None not in steps
 
     def ask_to_end(self) -> None:
         """As SIGTERM does."""

@@ -114,7 +114,7 @@ class SimulatedCluster:
             chief = self._chiefs[self.chief]
             if missing := self._missing_standbys(chief):
                 raise BrokenPromise(f"S: standbys stay out: {missing}")
-            words = chief.coordinator.explain(world.now)
+            words = chief.coordinator.cluster.explain(world.now)
             raise BrokenPromise(f"6: stands at step {self._step} for {_PROGRESS_S:g} s: {words}")
         self._audit()
         if self.scenario.is_for_a_standby and (self.oracle.num_rollbacks or self._failure):
@@ -123,7 +123,7 @@ class SimulatedCluster:
     @property
     def _step(self) -> int:
         """The open step, the highest of all chiefs that train."""
-        training = [one.coordinator.global_step for one in self._living_chiefs() if one.coordinator.state is ClusterState.TRAINING]
+        training = [one.coordinator.cluster.step for one in self._living_chiefs() if one.coordinator.cluster.state is ClusterState.TRAINING]
         return max(training, default=-1)
 
     def _living_chiefs(self) -> list[ChiefNode]:
@@ -131,7 +131,7 @@ class SimulatedCluster:
 
     def _changed(self, chief: ChiefNode) -> None:
         """A chief has taken note of something."""
-        state = chief.coordinator.state
+        state = chief.coordinator.cluster.state
         if state is ClusterState.FAILED and not self._failure:
             self._failure = chief.coordinator.status(self.world.now).reason
             self._is_over = True
@@ -139,7 +139,7 @@ class SimulatedCluster:
             if not self._is_finished:
                 self.world.at(_HEARD_S, self._end_who_has_not_heard)
             self._is_finished = True
-        elif self._wanted_step is not None and state is ClusterState.TRAINING and chief.coordinator.global_step >= self._wanted_step:
+        elif self._wanted_step is not None and state is ClusterState.TRAINING and chief.coordinator.cluster.step >= self._wanted_step:
             self._is_over = not self._missing_standbys(chief)
 
     def _end_who_has_not_heard(self) -> None:
@@ -181,7 +181,7 @@ class SimulatedCluster:
         """With the original's queue the tokens of workers that were lost are lost too; people start one more when nobody has one left."""
         chief = self._chiefs[self.chief]
         may_lose = chief.coordinator.cluster.policy.spec.tokens is TokenMode.FIFO and bool(self.scenario.faults)
-        is_advised = may_lose and "start one more worker" in chief.coordinator.explain(self.world.now)
+        is_advised = may_lose and "start one more worker" in chief.coordinator.cluster.explain(self.world.now)
         self._advised_for_s = self._advised_for_s + _LOOK_S if is_advised else 0.0
         if self._advised_for_s >= _PATIENCE_S:
             self._advised_for_s = 0.0
@@ -374,7 +374,7 @@ class SimulatedCluster:
     def _chief_ended(self, name: str, reason: str) -> None:
         self.world.kill(name)
         others = [other for other in self._chiefs if other != name and self.world.life(other) is not None]
-        if name == self.chief and self._chiefs[name].coordinator.state is ClusterState.FINISHED and reason != "killed":
+        if name == self.chief and self._chiefs[name].coordinator.cluster.state is ClusterState.FINISHED and reason != "killed":
             self._is_over = True
         elif name == self.chief and others:
             self.chief = others[-1]  # it has given up, since that one is at work
@@ -392,7 +392,7 @@ class SimulatedCluster:
         if reason == "finished":
             # By a chief that has a successor, perhaps, which trains on.
             self.world.seen["worker heard that training is finished"] += 1
-            if not any(chief.coordinator.state is ClusterState.FINISHED for chief in self._chiefs.values()):
+            if not any(chief.coordinator.cluster.state is ClusterState.FINISHED for chief in self._chiefs.values()):
                 raise BrokenPromise(f"F: {name} was told that training is finished, and nobody has finished it")
             self.world.at(1.0, lambda: None if self._is_finished else self._start_worker(index, takes_over=False))
             return

@@ -42,16 +42,11 @@ class ChiefLink:
     def __init__(self, chief: Chief, transport: Transport, *, address: str = "", silence_s: float = SILENCE_S) -> None:
         self.transport = transport
         self.address = address
-        self._chief = chief
+        self.chief = chief
         self._silence_s = silence_s
         self._shard_addresses: Sequence[str] = ()
         self._away_since_s: float | None = None
         self._lock = threading.Lock()
-
-    @property
-    def chief(self) -> Chief:
-        """The chief where it was found last."""
-        return self._chief
 
     def ask(
         self,
@@ -96,17 +91,17 @@ class ChiefLink:
         expected_s = getattr(request, "max_wait_s", 0.0)
         try:
             with self.transport.watching(what, expected_s=expected_s, alarm=self.look_around):
-                chief = self._chief
+                chief = self.chief
                 try:
                     answer = chief.call(request, timeout_s=limit_s)
                 except (Unavailable, DeadlineExceeded, Cancelled) as error:
                     if not isinstance(error, Cancelled):
                         self._note_failure(chief)
-                    if self._chief is chief:
+                    if self.chief is chief:
                         raise
                     if before is not None:
                         before()
-                    answer = self._chief.call(request, timeout_s=limit_s)  # at once: a caller that repeats has paused long by now
+                    answer = self.chief.call(request, timeout_s=limit_s)  # at once: a caller that repeats has paused long by now
         except DeadlineExceeded as error:  # one that is stopped, or cut off: it may come back, or another one in its place
             raise Unavailable(error.message, facts=error.facts) from None
         self._away_since_s = None
@@ -140,7 +135,7 @@ class ChiefLink:
     def look_around(self) -> None:
         """Has the chief looked for, in another thread: a call to it has not been answered. Whatever hangs there ends if it has moved."""
         if self.address:
-            threading.Thread(target=self._search_alone, args=(self._chief,), name="lockstep-search", daemon=True).start()
+            threading.Thread(target=self._search_alone, args=(self.chief,), name="lockstep-search", daemon=True).start()
 
     def _ask_for_place(
         self,
@@ -182,7 +177,7 @@ class ChiefLink:
         if not self.address or not self._lock.acquire(blocking=False):
             return
         try:
-            if self._chief is chief:
+            if self.chief is chief:
                 self._search()
             self._away_since_s = time.monotonic()  # the next search comes after another while
         finally:
@@ -196,7 +191,7 @@ class ChiefLink:
                 log.info("a parameter server says that the chief is at %s, but it does not answer: %s", address, error.message)
                 continue
             log.warning("the chief has moved from %s to %s", self.address, address)
-            lost, self._chief, self.address = self._chief, found, address
+            lost, self.chief, self.address = self.chief, found, address
             # Ends calls that still hang at the old address; they are then made at the new one.
             run_bounded([lost.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
             return

@@ -148,7 +148,7 @@ class GrpcTransport:
         if chosen not in TRANSPORTS:
             raise InvalidSpec(f"transport: got {transport!r}, want one of {', '.join(map(repr, TRANSPORTS))}")
         self.timeout_s, self.wire, self.access, self.history = timeout_s, wire, access, history
-        self._cluster = cluster
+        self.cluster = cluster
         self._shares = chosen in ("auto", "shared_memory")
         self._least_socket_bytes = {"auto": LEAST_SOCKET_BYTES, "sockets": 1}.get(chosen)
         self._must_use_sockets = chosen == "sockets"
@@ -158,26 +158,21 @@ class GrpcTransport:
         self._has_spoken = False
         self._watch = SilenceWatch()
 
-    @property
-    def cluster(self) -> str:
-        """Name of the cluster; empty before the first chief has named it."""
-        return self._cluster
-
     def enter(self, address: str) -> Chief:
         """Returns the first chief, whose cluster it is from then on; blocks until it answers, and says so after 2 s."""
-        chief, what = GrpcChief(address, cluster=self._cluster, access=self.access), f"the chief at {address}"
+        chief, what = GrpcChief(address, cluster=self.cluster, access=self.access), f"the chief at {address}"
         try:
             reply = self._handshake(chief, what)
         except BaseException:
             chief.close()
             raise
         _warn(address, reply)
-        self._cluster = reply.identity.cluster
+        self.cluster = reply.identity.cluster
         return chief
 
     def open_chief(self, address: str) -> Chief:
         """Returns the chief at an address once it has answered."""
-        found = GrpcChief(address, cluster=self._cluster, access=self.access)
+        found = GrpcChief(address, cluster=self.cluster, access=self.access)
         try:
             found.handshake(_SEARCH_TIMEOUT_S)
         except BaseException:
@@ -207,7 +202,7 @@ class GrpcTransport:
         return GrpcShard(
             address,
             index=index,
-            cluster=self._cluster,
+            cluster=self.cluster,
             variables_encoding=self.wire.variable_encoding,
             access=self.access,
             least_socket_bytes=self._least_socket_bytes,

@@ -489,7 +489,7 @@ class ShardParts:
         self, layouts: Sequence[Layout], *, wire: WireFormat | None = None, travels: Callable[[int], bool] = lambda index: True
     ) -> None:
         self._layouts = tuple(layouts)
-        self._hashes = tuple(layout.hash for layout in layouts)
+        self.layout_hashes = tuple(layout.hash for layout in layouts)
         self._memory: ModelMemory | None = None
         self._absent: tuple[str, ...] = ()
         self._arenas: Sequence[ShardPart] = ()
@@ -497,11 +497,6 @@ class ShardParts:
         self._travels = travels
         # By shard, made on first use: a shard that shares memory needs none.
         self._encoders: dict[int, GradientEncoder] = {}
-
-    @property
-    def layout_hashes(self) -> Sequence[str]:
-        """The hashes of the shards' layouts."""
-        return self._hashes
 
     def parts(self, staged: Staged, *, is_last_counted: bool = True) -> Sequence[ShardPart]:
         """Returns one part for each shard; they share the staging memory and the rows' arrays, and are valid until the next call.

@@ -106,12 +106,7 @@ class MemoryCell:
     """A copy of a variable in this process's memory."""
 
     def __init__(self, device: str, value: Array) -> None:
-        self._device, self._value = device, value
-
-    @property
-    def device(self) -> str:
-        """The name of the place."""
-        return self._device
+        self.device, self._value = device, value
 
     def read(self) -> Array:
         """Returns the value; the array cannot be written."""
@@ -126,22 +121,17 @@ class LocalGroup:
     """The replicas of one process that is alone."""
 
     def __init__(self, num_replicas: int) -> None:
-        self._replicas = range(num_replicas)
-
-    @property
-    def replicas(self) -> range:
-        """All ids."""
-        return self._replicas
+        self.replicas = range(num_replicas)
 
     @property
     def num_replicas(self) -> int:
         """The number of replicas."""
-        return len(self._replicas)
+        return len(self.replicas)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The names of the replicas, by id."""
-        return tuple(f"worker:0/replica:{replica}" for replica in self._replicas)
+        return tuple(f"worker:0/replica:{replica}" for replica in self.replicas)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:

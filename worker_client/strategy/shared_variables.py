@@ -172,12 +172,7 @@ class _SharedCell:
     """The one copy of a variable on a parameter server."""
 
     def __init__(self, device: str, *, read: Callable[[], Array], write: Callable[[Array], None]) -> None:
-        self._device, self._read, self._write = device, read, write
-
-    @property
-    def device(self) -> str:
-        """The parameter server."""
-        return self._device
+        self.device, self._read, self._write = device, read, write
 
     def read(self) -> Array:
         """Returns the value; the array cannot be written."""

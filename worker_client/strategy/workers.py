@@ -48,9 +48,9 @@ class WorkerGroup:
         if self._num_workers < 1:
             raise InvalidSpec("a strategy needs a cluster for a certain number of workers; start the chief with --workers")
         addresses = session.membership.registration.shard_addresses
-        self._parameter_devices = tuple(f"ps:{index}" + (f" at {address}" if address else "") for index, address in enumerate(addresses))
+        self.parameter_devices = tuple(f"ps:{index}" + (f" at {address}" if address else "") for index, address in enumerate(addresses))
         self._boards = _Boards(session, name=name)
-        self._variables = SharedVariables(session, self._parameter_devices, writes=self._index == FIRST, stepping=self._boards.tended)
+        self._variables = SharedVariables(session, self.parameter_devices, writes=self._index == FIRST, stepping=self._boards.tended)
         self._exchanges = Exchanges(
             self._boards,
             worker=self._index,
@@ -74,11 +74,6 @@ class WorkerGroup:
     def worker_devices(self) -> tuple[str, ...]:
         """The names of all replicas, by id."""
         return tuple(f"worker:{replica // self._per_worker}/replica:{replica}" for replica in range(self.num_replicas))
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The parameter servers."""
-        return self._parameter_devices
 
     def begin(self) -> None:
         """Creates the variables on the parameter servers, or finds those of another worker. Idempotent."""

@@ -86,15 +86,18 @@ class Checkpoints:
         self._timer, self._last_timer = cluster.timers.timer(self._fire), cluster.timers.timer(self._give_up_in_time)
         self._save: _Save | None = None
         self._held: HeldStep | None = None
-        self._saving = ""
-        self._is_due = self._is_saving_last = False
+        # The reason why steps wait for a save, as text; empty: they do not wait.
+        self.saving = ""
+        # Whether one is to be begun as soon as nothing else is under way at the shards, and whether the processes wait for the last step's.
+        self.is_due = self.is_saving_last = False
         # The latest, as a whole and (None: the next one is full) as what a delta may rest on.
         self._whole: SavedCheckpoint | None = None
         self._base: Checkpoint | None = None
         self._whole_epoch, self._whole_at = 0, 0.0
         self._said_at = -math.inf
         self._due_step: int | None = None
-        self._failure = ""
+        # The reason why the latest attempt failed; empty: it did not fail, or there was none.
+        self.failure = ""
         self._num_attempts: dict[tuple[int, int], int] = {}  # by epoch and step
         # By the number that their callers have given them; each may come again, in several calls.
         self._wishes: dict[int, _Wish] = {}
@@ -111,34 +114,14 @@ class Checkpoints:
         return self._config is not None and self._config.durability is Durability.STEP
 
     @property
-    def is_due(self) -> bool:
-        """Whether one is to be begun as soon as nothing else is under way at the shards."""
-        return self._is_due
-
-    @property
     def is_holding(self) -> bool:
         """Whether a step is held back until it is saved."""
         return self._held is not None
 
     @property
-    def is_saving_last(self) -> bool:
-        """Whether the processes wait until the last step is saved."""
-        return self._is_saving_last
-
-    @property
     def is_saving(self) -> bool:
         """Whether a checkpoint is being made, or is to be made before this process ends."""
-        return self._save is not None or self._is_saving_last or _BEFORE_END in self._wishes
-
-    @property
-    def saving(self) -> str:
-        """The reason why steps wait for a save, as text; empty: they do not wait."""
-        return self._saving
-
-    @property
-    def failure(self) -> str:
-        """The reason why the latest attempt failed; empty: it did not fail, or there was none."""
-        return self._failure
+        return self._save is not None or self.is_saving_last or _BEFORE_END in self._wishes
 
     def has_whole(self, step: int) -> bool:
         """Whether this step of this epoch is saved."""
@@ -153,8 +136,8 @@ class Checkpoints:
             tag=self._whole.tag if self._whole else "",
             step=self._whole.step if self._whole else 0,
             age_s=max(0.0, now - self._whole_at) if self._whole else 0.0,
-            saving=self._save.tag if self._save else f"step {self._cluster.step}" if self._is_saving_last else "",
-            failure=self._failure,
+            saving=self._save.tag if self._save else f"step {self._cluster.step}" if self.is_saving_last else "",
+            failure=self.failure,
         )
 
     # -- when
@@ -176,12 +159,12 @@ class Checkpoints:
         """Begins a save that is due, if possible; the shards must have no other task."""
         if self._save is not None or not self._cluster.model.is_ready or self._config is None:
             return
-        self._is_due = False
+        self.is_due = False
         self._arm(now)
         if self.has_whole(self._cluster.step):
             assert self._whole is not None
             self._fulfil(self._whole, tag="")
-            if self._is_saving_last:
+            if self.is_saving_last:
                 self._end_last()
                 self._cluster.ending.end_if_deserted()
         else:
@@ -196,7 +179,7 @@ class Checkpoints:
 
     def let_go(self, now: float) -> None:
         """The step that is held back need not be saved after all."""
-        self._held, self._saving = None, ""
+        self._held, self.saving = None, ""
         self._timer.clear()
         self._arm(now)
 
@@ -211,14 +194,14 @@ class Checkpoints:
         cluster = self._cluster
         if self._config is None or not cluster.model.is_ready or (self._save is None and is_idle and self.has_whole(cluster.step)):
             return
-        self._is_saving_last = True
+        self.is_saving_last = True
         self._become_due()
         self._last_timer.set(now + LAST_CHECKPOINT_S + cluster.training.num_bytes / _LEAST_BYTES_PER_S)
 
     def roll_back(self) -> None:
         """Gives up the save under way: the shards go back to an earlier step."""
         self._save = self._held = None
-        self._saving = ""
+        self.saving = ""
         for wish in self._wishes.values():
             wish.tag = ""
 
@@ -236,7 +219,7 @@ class Checkpoints:
             return
         self._tell(save, WriteStep(fence=save.draft.fence, step=save.draft.step, tag=save.tag, since=self._since))
         if not save.is_held and self._held is None:
-            self._saving = ""
+            self.saving = ""
             self._cluster.proceed(now)
 
     def written(self, event: Done, now: float) -> None:
@@ -251,7 +234,7 @@ class Checkpoints:
         save = self._awaited(event)
         if save is None:
             return
-        self._save, self._failure = None, ""
+        self._save, self.failure = None, ""
         self._base = save.draft
         self._num_attempts.clear()
         is_detail = now - self._said_at < _SAY_EVERY_S  # if each step is saved, not for each of them
@@ -259,16 +242,16 @@ class Checkpoints:
         self._out.note(f"checkpoint {save.tag} is whole: step {save.draft.step}", kind=NoteKind.CHECKPOINT, is_detail=is_detail)
         self._fulfil(self._remember_whole(save.draft, now), tag=save.tag)
         if save.is_held and self._held is not None:
-            held, self._held, self._saving = self._held, None, ""
+            held, self._held, self.saving = self._held, None, ""
             held.then(save.tag, now)
         elif self._held is not None:
             self._begin()
         else:
             if self._waits_for_next:
-                self._is_due = True
-            if self._is_saving_last and save.draft.step == self._cluster.step:
+                self.is_due = True
+            if self.is_saving_last and save.draft.step == self._cluster.step:
                 self._end_last()
-        if self._is_due:
+        if self.is_due:
             self._out.afterwards(self._cluster.proceed)
         self._cluster.ending.end_if_deserted()
 
@@ -278,11 +261,11 @@ class Checkpoints:
         if save is None:
             return
         why = without_socket(printable(event.error.message))
-        self._save, self._failure = None, why
+        self._save, self.failure = None, why
         if isinstance(save.told, CommitCheckpoint):
             # Perhaps what it rests on is not there any more.
             self._base = None
-        self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.NOT_SAVED, is_warning=True)
+        self._out.note(f"checkpoint {save.tag} failed: {self.failure}; {self._what_next(save)}", kind=NoteKind.NOT_SAVED, is_warning=True)
         error = StorageFull(why) if isinstance(event.error, StorageFull) else InternalError(f"checkpoint {save.tag}: {why}")
         for request in self._requests_of(save.tag):
             wish = self._wishes.pop(request)
@@ -296,12 +279,12 @@ class Checkpoints:
         else:
             is_copying = isinstance(save.told, CopyStep)
             if is_copying:
-                self._saving = ""
-            if self._is_saving_last:
+                self.saving = ""
+            if self.is_saving_last:
                 self._give_up_last()
             elif self._waits_for_next:
-                self._is_due = True
-            if self._is_due or is_copying:
+                self.is_due = True
+            if self.is_due or is_copying:
                 self._out.afterwards(self._cluster.proceed)
         self._cluster.ending.end_if_deserted()
 
@@ -322,8 +305,8 @@ class Checkpoints:
             return
         if not cluster.model.is_ready and not cluster.recovery.why:
             raise NotInitialized(f"the variables have no values yet: {cluster.explain(now)}")
-        if cluster.ending.is_finished and not self._is_saving_last and not self.has_whole(cluster.step):
-            raise TrainingFailed(f"training is finished ({cluster.ending.reason}), and its last step could not be saved: {self._failure}")
+        if cluster.ending.is_finished and not self.is_saving_last and not self.has_whole(cluster.step):
+            raise TrainingFailed(f"training is finished ({cluster.ending.reason}), and its last step could not be saved: {self.failure}")
         if request not in self._wishes and len(self._wishes) >= _MAX_WAITING:
             raise LimitExceeded(f"{_MAX_WAITING} requests for a checkpoint are waiting already; try again when one is done")
         wish = self._wishes.setdefault(request, _Wish())
@@ -353,7 +336,7 @@ class Checkpoints:
     def refuse(self, error: PsError) -> None:
         """The cluster cannot continue: there will be no more checkpoints."""
         self._save = self._held = None
-        self._is_saving_last = False
+        self.is_saving_last = False
         self._wishes.clear()
         self._calls.refuse_all(error)
 
@@ -370,7 +353,7 @@ class Checkpoints:
         for wish in self._wishes.values():
             wish.tag = wish.tag or tag
         if held is None:
-            self._saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
+            self.saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
         else:
             self._explain_hold()
         self._out.add(told)
@@ -404,7 +387,7 @@ class Checkpoints:
         return self._save if self._save is not None and self._save.told is event.work else None
 
     def _become_due(self) -> None:
-        self._is_due = True
+        self.is_due = True
         self._out.afterwards(self._cluster.proceed)
 
     def _fire(self, now: float) -> None:
@@ -423,7 +406,7 @@ class Checkpoints:
 
     def _explain_hold(self) -> None:
         words = f"step {self._cluster.step} is applied; it counts once it is saved"
-        self._saving = words + (f" (failed: {self._failure}; trying again)" if self._failure else "")
+        self.saving = words + (f" (failed: {self.failure}; trying again)" if self.failure else "")
 
     def _what_next(self, save: _Save) -> str:
         if save.is_held or self._config is None:
@@ -443,13 +426,13 @@ class Checkpoints:
 
     def _give_up_last(self) -> None:
         """The last checkpoint takes too long, or cannot be made."""
-        if self._is_saving_last:
+        if self.is_saving_last:
             self._end_last()
-            why = self._failure or "it was not whole in time"
+            why = self.failure or "it was not whole in time"
             self._out.note(f"there is no checkpoint of the last step {self._cluster.step}: {why}", is_warning=True)
 
     def _end_last(self) -> None:
-        self._is_saving_last = False
+        self.is_saving_last = False
         self._last_timer.clear()
 
     @property
@@ -473,5 +456,5 @@ class Checkpoints:
 
     def _expire(self, blocked: Blocked[_Wish], now: float) -> None:
         """Answers a caller that has waited as long as it may; the checkpoint is made all the same."""
-        words = self._saving or (f"checkpoint {self._save.tag} is being written" if self._save else self._cluster.explain(now))
+        words = self.saving or (f"checkpoint {self._save.tag} is being written" if self._save else self._cluster.explain(now))
         self._calls.answer(blocked.who, SavedCheckpoint(tag="", step=self._cluster.step, waiting_for=words))

@@ -339,16 +339,18 @@ class Membership:
         self._life_keys: tuple[bytes, ...] = ()
         # What numbers are given in, and what the checkpoint was made under that this life has begun with: who was numbered there by that
         # chief, or one before it, is in what was brought back.
-        self._fence = Fence(era=Era(life=0, epoch=epoch), chief_incarnation=1)
-        self._earlier = NOBODY
+        self.fence = Fence(era=Era(life=0, epoch=epoch), chief_incarnation=1)
+        self.earlier = NOBODY
         # The lives that this chief has left for another one, and its number in each. Its own participants stay who they are.
         self._left_lives: dict[int, int] = {}
         # Whether the earlier chiefs and epochs are known. No participant is admitted before.
-        self._knows_predecessors = False
+        # Whether the earlier chiefs and epochs are known. No participant is admitted before.
+        self.knows_predecessors = False
         self._why_epoch = ""
         self._epoch_facts: dict[str, str] = {"epoch": str(epoch)}
         # Contributions under earlier chiefs that were applied lately, by worker.
-        self._pushes: dict[int, WorkerPushes] = {}
+        # The pushes that `remember` was given, by worker.
+        self.remembered: dict[int, WorkerPushes] = {}
         self._chosen: Mapping[PushId, int] = {}
         # The latest incarnations that earlier chiefs of this epoch have given up, by worker: shards have dropped what they gave.
         self._given_up: dict[int, int] = {}
@@ -359,27 +361,12 @@ class Membership:
     @property
     def epoch(self) -> int:
         """The epoch of the cluster."""
-        return self._fence.epoch
-
-    @property
-    def fence(self) -> Fence:
-        """The fence of this chief's commands; of life 0 and number 1 until it knows its predecessors."""
-        return self._fence
-
-    @property
-    def earlier(self) -> Fence:
-        """The fence under which the checkpoint was made that this life has begun with; NOBODY: none is known."""
-        return self._earlier
-
-    @property
-    def knows_predecessors(self) -> bool:
-        """Whether the earlier chiefs and epochs are known. No participant is admitted before."""
-        return self._knows_predecessors
+        return self.fence.epoch
 
     @property
     def chief_incarnation(self) -> int:
         """The number of this chief among the chiefs of the cluster; 1 until it knows them."""
-        return self._fence.chief_incarnation
+        return self.fence.chief_incarnation
 
     @property
     def num_live(self) -> int:
@@ -435,7 +422,7 @@ class Membership:
     def participant(self, member: Member) -> Participant:
         """Returns the identity that a member calls with."""
         return Participant(
-            era=self._fence.era,
+            era=self.fence.era,
             kind=member.kind,
             index=member.index,
             incarnation=member.incarnation,
@@ -460,7 +447,7 @@ class Membership:
 
     def look_up(self, participant: Participant) -> Member:
         """Returns the member that calls, live or not. Raises EpochMismatch, Superseded, or LeaseExpired if it never registered."""
-        if participant.era != self._fence.era and self._knows_predecessors:
+        if participant.era != self.fence.era and self.knows_predecessors:
             raise self.other_epoch(participant.era.epoch) if self._is_of_this_run(participant) else self._other_life()
         member = self._members[participant.kind].get(participant.index)
         if member is None or participant.incarnation > member.incarnation:
@@ -475,7 +462,7 @@ class Membership:
     def look_up_leaver(self, participant: Participant) -> Member:
         """As `look_up`, but a participant of an earlier epoch may leave too."""
         is_earlier = self._is_of_this_run(participant) and participant.era.epoch < self.epoch
-        return self.look_up(replace(participant, era=self._fence.era) if is_earlier else participant)
+        return self.look_up(replace(participant, era=self.fence.era) if is_earlier else participant)
 
     def other_epoch(self, epoch: int) -> EpochMismatch:
         """Returns the error that a caller of another epoch gets."""
@@ -487,16 +474,16 @@ class Membership:
 
     def begin_epoch(self, epoch: int, *, why: str, step: int | None = None) -> None:
         """Makes all participants register again before they are served. The error they get names `why` and the `step` to continue from."""
-        self._fence, self._why_epoch = replace(self._fence, era=Era(life=self._fence.life, epoch=epoch)), f" ({why})" if why else ""
+        self.fence, self._why_epoch = replace(self.fence, era=Era(life=self.fence.life, epoch=epoch)), f" ({why})" if why else ""
         self._epoch_facts = {"epoch": str(epoch)} | ({} if step is None else {"step": str(step)})
 
     def meet_predecessors(self) -> None:
         """From now on it is known which chiefs, and which epochs, there were before this one."""
-        self._knows_predecessors = True
+        self.knows_predecessors = True
 
     def stem_from(self, earlier: Fence) -> None:
         """Notes `earlier`, the fence of the state that was restored or taken over."""
-        self._earlier = earlier
+        self.earlier = earlier
 
     def learn_keys(self, session_keys: tuple[bytes, ...]) -> None:
         """Adds keys of this life's chiefs that shards have reported."""
@@ -510,20 +497,20 @@ class Membership:
             self._end(member)
         for members in self._members.values():
             members.clear()
-        self._fence = Fence(era=Era(life=life, epoch=self.epoch), chief_incarnation=chief_incarnation)
+        self.fence = Fence(era=Era(life=life, epoch=self.epoch), chief_incarnation=chief_incarnation)
 
     def change_life(self, *, life: int) -> None:
         """Goes on in this life, with higher numbers than before. Participants register again, and stay who they are."""
         self._life_keys = ()
-        self._left_lives[self._fence.life] = self.chief_incarnation
-        self._fence = Fence(era=Era(life=life, epoch=self.epoch), chief_incarnation=self.chief_incarnation + 1)
+        self._left_lives[self.fence.life] = self.chief_incarnation
+        self.fence = Fence(era=Era(life=life, epoch=self.epoch), chief_incarnation=self.chief_incarnation + 1)
 
     def remember(self, pushes: Iterable[WorkerPushes], *, chosen: Mapping[PushId, int] | None = None) -> None:
         """Replaces all known contributions by the applied ones; of everything else only the numbers stay.
 
         `chosen`: contributions that are counted besides, each with its step.
         """
-        self._pushes = {pushed.worker: pushed for pushed in pushes}
+        self.remembered = {pushed.worker: pushed for pushed in pushes}
         self._chosen = chosen or {}
         for member in self.workers():
             member.outcomes.restart(self._applied_of(member.index, member.incarnation))
@@ -532,11 +519,6 @@ class Membership:
         """Takes note of incarnations that earlier chiefs of this epoch have given up: a process that comes back as one gets another."""
         for one in incarnations:
             self._given_up[one.worker] = max(one.incarnation, self._given_up.get(one.worker, 0))
-
-    @property
-    def remembered(self) -> Mapping[int, WorkerPushes]:
-        """The pushes that `remember` was given, by worker."""
-        return self._pushes
 
     def renew(self, member: Member, *, now: float) -> None:
         """Renews the lease of a member that has called."""
@@ -607,7 +589,7 @@ class Membership:
         """
         if former.kind is not ParticipantKind.WORKER:
             return
-        applied, index = self._pushes.get(former.index), former.index
+        applied, index = self.remembered.get(former.index), former.index
         chosen = (one.incarnation for one in self._chosen if one.worker == index)
         latest = max(applied.incarnation if applied is not None else 0, *chosen, 0)
         if latest > former.incarnation:
@@ -618,7 +600,7 @@ class Membership:
         return former.index < self._places(former.kind) and former.incarnation >= 1 and _chief_of(former) <= self.chief_incarnation
 
     def _is_of_this_life(self, participant: Participant) -> bool:
-        return participant.era.life == self._fence.life
+        return participant.era.life == self.fence.life
 
     def _is_of_this_run(self, participant: Participant) -> bool:
         """Whether the participant is of this life, or of one that this chief has left."""
@@ -626,7 +608,7 @@ class Membership:
 
     def _is_known(self, former: Participant) -> bool:
         """Whether its incarnation means the same participant here, or in the state that this chief has taken over or restored."""
-        is_of_earlier = former.era.life == self._earlier.life and _chief_of(former) <= self._earlier.chief_incarnation
+        is_of_earlier = former.era.life == self.earlier.life and _chief_of(former) <= self.earlier.chief_incarnation
         is_member = self.knows(former) and _chief_of(former) <= self._left_lives.get(former.era.life, 0)
         return self._is_of_this_life(former) or is_of_earlier or is_member
 
@@ -662,7 +644,7 @@ class Membership:
         return member
 
     def _applied_of(self, worker: int, incarnation: int) -> Sequence[AppliedPush]:
-        pushed = self._pushes.get(worker)
+        pushed = self.remembered.get(worker)
         applied = pushed.applied if pushed is not None and pushed.incarnation == incarnation else ()
         mine = [one for one in self._chosen if (one.worker, one.incarnation) == (worker, incarnation)]
         return (*applied, *(AppliedPush(sequence=one.sequence, step=self._chosen[one]) for one in sorted(mine)))

@@ -51,7 +51,6 @@ from ps_protocol.roles.chief import (
     check_weight,
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, PushId
-from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSpec, WorkerPushes
 
 if TYPE_CHECKING:
@@ -157,8 +156,9 @@ class Training:
         self._out, self._members, self._model, self._data = cluster.out, cluster.members, cluster.model, cluster.data
         self._ledger, self._settings, self._checkpoints = cluster.ledger, cluster.settings, cluster.checkpoints
         self._servers, self._attachments = cluster.servers, cluster.attachments
-        self._fence = cluster.members.fence
-        self._tag_suffix = start.tag_suffix
+        self.fence = cluster.members.fence
+        # Tells its checkpoints from those of the chief before.
+        self.tag_suffix = start.tag_suffix
         # The task of all shards, unless they copy a step to save it; and the step that it is about, if it is.
         self._told: PrepareStep | ApplyStep | KeepRecord | BringReplicasBack | None = None
         self._step: _Step | None = None
@@ -167,7 +167,8 @@ class Training:
         self._oldest_kept = start.oldest_kept
         # Workers whose latest contribution met a change of policy and counts for nothing: they may contribute to the open step.
         self._turned_away: set[int] = set()
-        self._is_quorum_lowered = False
+        # Whether a step needs fewer contributions for now than it should.
+        self.is_quorum_lowered = False
         # Shards with a lost replica that is there again, to be brought back between two steps.
         self._replicas_due = set(start.replicas_due)
         self._awaited = set(start.awaited)
@@ -178,42 +179,28 @@ class Training:
         self._tokens.on_cancel = self._token_cancelled
         self._ranges = cluster.waiting.line(self._ranges_expired)
         self._grace_timer = cluster.timers.timer(self._grace_is_over)
-        self._policy = self._new_policy(step=start.step, is_start=start.is_start, counted=start.counted)
-        self._answers = Answers(cluster, start)
+        # The policy that holds, to be read.
+        self.policy = self._new_policy(step=start.step, is_start=start.is_start, counted=start.counted)
+        self.answers = Answers(cluster, start)
         self._lower_quorum()
 
     # -- queries
 
     @property
-    def policy(self) -> Policy:
-        """The policy that holds, to be read."""
-        return self._policy
-
-    @property
     def step(self) -> int:
         """The open step."""
-        return self._policy.step
+        return self.policy.step
 
     @property
     def oldest_kept(self) -> int:
         """The oldest step whose contributions all shards still have, if they were given them."""
-        return self._oldest_kept if self._policy.spec.accepts_stale else self.step
-
-    @property
-    def fence(self) -> Fence:
-        """The fence of the chief's commands in this epoch."""
-        return self._fence
+        return self._oldest_kept if self.policy.spec.accepts_stale else self.step
 
     @property
     def num_bytes(self) -> int:
         """The size of the variables; 0 before there is a model."""
         model = self._model.model
         return sum(variable.nbytes for variable in model.variables) if model is not None else 0
-
-    @property
-    def tag_suffix(self) -> str:
-        """Tells its checkpoints from those of the chief before."""
-        return self._tag_suffix
 
     @property
     def is_idle(self) -> bool:
@@ -224,11 +211,6 @@ class Training:
     def is_configuring(self) -> bool:
         """Whether settings are on their way to the shards, for all to work by."""
         return isinstance(self._told, KeepRecord)
-
-    @property
-    def is_quorum_lowered(self) -> bool:
-        """Whether a step needs fewer contributions for now than it should."""
-        return self._is_quorum_lowered
 
     @property
     def saving(self) -> str:
@@ -245,11 +227,11 @@ class Training:
 
     def owes(self, member: Member) -> bool:
         """Whether the open step can use a contribution of the worker."""
-        return not self._policy.has_contributed(member.index) or self._policy.holds_token(member.index)
+        return not self.policy.has_contributed(member.index) or self.policy.holds_token(member.index)
 
     def must_push(self, member: Member) -> bool:
         """Whether the worker waits for a token that it gets only once it has pushed."""
-        return member.is_live and member.index in self._tokens and not self._policy.has_contributed(member.index)
+        return member.is_live and member.index in self._tokens and not self.policy.has_contributed(member.index)
 
     @property
     def awaited(self) -> frozenset[int]:
@@ -266,7 +248,7 @@ class Training:
         return Checkpoint(
             tag=tag,
             cluster=self._settings.config.cluster,
-            fence=self._fence,
+            fence=self.fence,
             step=step,
             num_shards=len(self._servers),
             record=self._cluster.record(step=step),
@@ -283,14 +265,9 @@ class Training:
     def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
         """Returns the specification of each shard that goes back to this step."""
         max_staged = self._settings.config.max_staged_per_worker
-        return self._model.shard_specs(epoch=self._fence.epoch, step=step, max_staged_per_worker=max_staged)
+        return self._model.shard_specs(epoch=self.fence.epoch, step=step, max_staged_per_worker=max_staged)
 
     # -- the epoch
-
-    @property
-    def answers(self) -> Answers:
-        """The answers that are certain in this epoch, and the records that make them so."""
-        return self._answers
 
     def refuse_tokens(self, error: PsError) -> None:
         """All calls that wait for a token get this error."""
@@ -299,14 +276,14 @@ class Training:
     def refuse_the_rest(self, error: PsError) -> None:
         """Refuses all that wait for data, and for answers that are not certain yet, with this error."""
         self._ranges.refuse_all(error)
-        self._answers.refuse(error)
+        self.answers.refuse(error)
 
     def release(self) -> None:
         """Training is finished: answers all calls that wait here."""
         for blocked in self._tokens:
             self._tokens.answer(blocked.who, self._finished(blocked.ask.commit))
         self._ranges.answer_all(LeaseReply(result=LeaseResult.EXHAUSTED))
-        self._answers.release()
+        self.answers.release()
 
     def end(self) -> None:
         """Ends this epoch because another begins, or the same one again. Waiting calls ask again."""
@@ -317,18 +294,18 @@ class Training:
         for blocked in self._tokens:
             self._tokens.answer(blocked.who, self._wait(None, words))
         self._ranges.answer_all(LeaseReply(result=LeaseResult.WAIT, waiting_for=words))
-        self._answers.end(Unavailable(words))
+        self.answers.end(Unavailable(words))
 
     # -- workers
 
     def join(self, member: Member, *, held: Sequence[int] | None, is_new_here: bool, now: float) -> None:
         """Adds a worker. `held`: its ranges, if it stays the same incarnation (None: it does not)."""
-        self._policy.join(member.index, member.incarnation)
+        self.policy.join(member.index, member.incarnation)
         member.counted_at, member.num_in_vain = now, 0
         if held is not None:
             if self._data.hold(member.index, member.incarnation, held):
                 self._answer_about_ranges(now)
-            if is_new_here and self._policy.spec.has_common_steps and not self._policy.has_contributed(member.index):
+            if is_new_here and self.policy.spec.has_common_steps and not self.policy.has_contributed(member.index):
                 # It may wait for a token, and its predecessor's contribution to the open step has gone with the chief before.
                 self._turned_away.add(member.index)
         if member.index in self._awaited:
@@ -345,25 +322,25 @@ class Training:
             # It must get no ranges any more: nothing would ever return them.
             if blocked.ask.participant == participant:
                 self._ranges.refuse(blocked.who, error)
-        self._grant(self._policy.drop(gone.index), now)
-        if self._policy.is_complete:
+        self._grant(self.policy.drop(gone.index), now)
+        if self.policy.is_complete:
             self._out.afterwards(self._cluster.proceed)  # the step may have waited for this worker alone
         if self._data.drop(gone.index, gone.incarnation):
             self._answer_about_ranges(now)
         self._lower_quorum()
         self._turned_away.discard(gone.index)
-        if self._policy.spec.accepts_stale:
+        if self.policy.spec.accepts_stale:
             self._discards.add_incarnation(gone.index, gone.incarnation)
 
     def _lower_quorum(self) -> None:
         """Has the open step need as many contributions as it can get, where that may be fewer than ever."""
-        config, policy = self._settings.config, self._policy
+        config, policy = self._settings.config, self.policy
         if self._ending.is_finished:
             return  # workers leave then, and what the open step has would make one more
-        if not policy.spec.needs_many_workers or (config.min_replicas is None and not self._data.starved and not self._is_quorum_lowered):
+        if not policy.spec.needs_many_workers or (config.min_replicas is None and not self._data.starved and not self.is_quorum_lowered):
             return
         required = quorum(config, membership=self._members, policy=policy, starved=self._data.starved)
-        self._is_quorum_lowered = required < config.num_required
+        self.is_quorum_lowered = required < config.num_required
         if required < policy.num_required:
             self._out.afterwards(self._cluster.proceed)
         policy.require(required)
@@ -395,7 +372,7 @@ class Training:
         self._members.renew(member, now=now)
         earlier = self._tokens.get(member.index)
         if earlier is not None:
-            known = self._answers.if_certain(earlier.ask.push_id, earlier.ask.commit)
+            known = self.answers.if_certain(earlier.ask.push_id, earlier.ask.commit)
             self._tokens.answer(member.index, self._wait(known, "another call of the same worker"))
         if self._ending.is_finished:
             self._out.reply(call, self._finished(commit))
@@ -409,24 +386,24 @@ class Training:
         self._tokens.block(call, ask, until=now + wait_s if wait_s else None, who=member.index)
         if not wait_s:
             # Explained as if it waited: it may be the very one that should have contributed first.
-            self._policy.forget_wish(member.index)
-            self._tokens.answer(member.index, self._wait(self._answers.if_certain(push_id, commit), self._cluster.explain(now)))
+            self.policy.forget_wish(member.index)
+            self._tokens.answer(member.index, self._wait(self.answers.if_certain(push_id, commit), self._cluster.explain(now)))
 
     def _token_expired(self, blocked: Blocked[_TokenAsk], now: float) -> None:
         """Answers a call that has blocked as long as it may with the reason of the wait."""
         # Explained while it still waits: it may be the very one that should have contributed first.
         waiting_for = self._cluster.explain_to_many(now)
-        self._policy.forget_wish(blocked.who)
-        self._tokens.answer(blocked.who, self._wait(self._answers.if_certain(blocked.ask.push_id, blocked.ask.commit), waiting_for))
+        self.policy.forget_wish(blocked.who)
+        self._tokens.answer(blocked.who, self._wait(self.answers.if_certain(blocked.ask.push_id, blocked.ask.commit), waiting_for))
 
     def _token_cancelled(self, blocked: Blocked[_TokenAsk]) -> None:
-        self._policy.forget_wish(blocked.who)
+        self.policy.forget_wish(blocked.who)
 
     def _tell(self, call: int, value: Answer, commit: PushCommit | None, result: CommitResult | None, now: float) -> None:
         if commit is not None and commit.is_applied and (commit.ranges or commit.attached is not NO_ATTACHMENTS):
-            self._answers.tell_of_data(call, value, now=now)
+            self.answers.tell_of_data(call, value, now=now)
         else:
-            self._answers.tell(call, value, push_id=commit.push_id if commit is not None else None, commit=result, now=now)
+            self.answers.tell(call, value, push_id=commit.push_id if commit is not None else None, commit=result, now=now)
 
     def _grant(self, grants: Iterable[Grant], now: float) -> None:
         """Answers the waiting workers that have a token now."""
@@ -435,11 +412,11 @@ class Training:
             if blocked is not None:
                 ask = blocked.ask
                 token = self._token(due.worker, due.step, ask.commit)
-                self._answers.tell(blocked.call, token, push_id=ask.push_id, commit=ask.commit, now=now)
+                self.answers.tell(blocked.call, token, push_id=ask.push_id, commit=ask.commit, now=now)
 
     def _ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
         """Asks the policy for a token on behalf of a worker; None: it must wait."""
-        return self._policy.ask(worker, local_step=local_step - (worker in self._turned_away), request_id=request_id)
+        return self.policy.ask(worker, local_step=local_step - (worker in self._turned_away), request_id=request_id)
 
     def _token(self, worker: int, step: int, commit: CommitResult | None) -> TokenReply:
         return self._reply(TokenResult.TOKEN, step, commit, speed=self._members.speed_of(worker))
@@ -464,8 +441,8 @@ class Training:
             step=step,
             commit=commit,
             waiting_for=waiting_for,
-            global_step=self._policy.step,
-            reads_latest=self._policy.spec.reads_latest,
+            global_step=self.policy.step,
+            reads_latest=self.policy.spec.reads_latest,
             settings_version=self._settings.version,
             shards_version=self._servers.version_under(self._members.chief_incarnation),
             end=end,
@@ -473,7 +450,7 @@ class Training:
         )
 
     def _commit(self, member: Member, commit: PushCommit, now: float) -> CommitResult:
-        policy, push_id = self._policy, commit.push_id
+        policy, push_id = self.policy, commit.push_id
         self._check_step(commit.step, now)
         if (push_id.worker, push_id.incarnation) != (member.index, member.incarnation) or push_id.sequence < 1:
             raise InvalidSpec(f"push id {push_id}: want worker {member.index}, incarnation {member.incarnation} and a sequence >= 1")
@@ -526,12 +503,12 @@ class Training:
         if verdict.outcome is PushOutcome.ACCEPTED:
             self._data.count(commit.push_id, commit.ranges)
             if commit.is_applied:
-                self._answers.finished_ranges(self._data.applied((commit.push_id,)))
+                self.answers.finished_ranges(self._data.applied((commit.push_id,)))
         else:
             self._data.give_back(member.index, member.incarnation, commit.ranges)
 
     def _judge(self, commit: PushCommit) -> Verdict:
-        policy, is_finished = self._policy, self._ending.is_finished
+        policy, is_finished = self.policy, self._ending.is_finished
         behind = max(0, policy.step - commit.step)
         if commit.is_applied:
             if not is_finished:
@@ -548,13 +525,13 @@ class Training:
         if not 0 <= step <= MAX_STEP:
             raise InvalidSpec(f"local_step: got {step}, want 0 to 2^62")
         # If each contribution is a step, workers read steps that the chief does not know yet.
-        if self._policy.spec.has_common_steps and step > self._policy.step:
+        if self.policy.spec.has_common_steps and step > self.policy.step:
             if not self._model.is_ready:  # another chief may have trained further than this one knows yet
                 raise NotInitialized(f"the model is not known here yet: {self._cluster.explain(now)}")
-            if self._step is not None and step == self._policy.step + 1:
+            if self._step is not None and step == self.policy.step + 1:
                 # Under the policy before, the worker read what the shards had applied already.
                 raise Unavailable(f"step {step} is not open yet: the shards apply the one before, or save it")
-            raise StepAhead(f"local_step {step} is ahead of global_step {self._policy.step}; read again")
+            raise StepAhead(f"local_step {step} is ahead of global_step {self.policy.step}; read again")
 
     # -- ranges of the training data
 
@@ -582,11 +559,11 @@ class Training:
             self._answer_about_ranges(now)
         since = len(self._out)
         if reply is not None:
-            self._answers.tell_of_lease(call, reply, now=now)
+            self.answers.tell_of_lease(call, reply, now=now)
             self._out.move_up(since=since, to=before)
             return
         self._lower_quorum()
-        if self._policy.is_in_grace:
+        if self.policy.is_in_grace:
             self._out.afterwards(self._cluster.proceed)
         if slice_s(request.max_wait_s):
             self._ranges.block(call, request, until=now + slice_s(request.max_wait_s))
@@ -606,7 +583,7 @@ class Training:
             reply = self._try_to_lease(blocked.ask)
             if reply is not None:
                 self._ranges.take(blocked.who)
-                self._answers.tell_of_lease(blocked.call, reply, now=now)
+                self.answers.tell_of_lease(blocked.call, reply, now=now)
 
     def _stop_waiting_for_data(self, now: float) -> None:
         """Ranges of workers that have not registered again by now may be leased to others."""
@@ -645,7 +622,7 @@ class Training:
             self._begin_changes(now)
         if self._checkpoints.is_due and self.is_idle:
             self._checkpoints.begin(now)
-        policy, starved = self._policy, self._data.starved
+        policy, starved = self.policy, self._data.starved
         if starved and policy.is_in_grace:
             live = (member.index for member in self._members.live_workers)
             if all(worker in starved or policy.has_contributed(worker) for worker in live):
@@ -661,7 +638,7 @@ class Training:
             self._grace_timer.set(now + policy.spec.grace_s)
 
     def _grace_is_over(self, now: float) -> None:
-        self._policy.end_grace()
+        self.policy.end_grace()
         self.proceed(now)
 
     def redo(self, request: ApplyRequest, now: float) -> None:
@@ -719,18 +696,18 @@ class Training:
             self._told = self._step = None
             self._members.remember(self.applied_pushes(extra=step.contributors))
             self._ledger.close_step(now=now)
-            self._policy = self._new_policy(step=step.step + 1, is_start=False)
+            self.policy = self._new_policy(step=step.step + 1, is_start=False)
             self._turned_away.clear()
             self._lower_quorum()
             self._recovery.repeated(now)
             return
         is_held = (self._checkpoints.holds_steps or self._holds_for_replicas) and not self._ending.is_finished
-        is_of_interest = self._data.has_counted or is_held or self._answers.is_of_interest()
+        is_of_interest = self._data.has_counted or is_held or self.answers.is_of_interest()
         contributors = step.contributors if is_of_interest else ()
         if self._data.has_counted:
-            self._answers.finished_ranges(self._data.applied(contributors))
+            self.answers.finished_ranges(self._data.applied(contributors))
         self._attachments.applied(step.contributors)
-        self._answers.applied(contributors, is_held=is_held)
+        self.answers.applied(contributors, is_held=is_held)
         if is_held:
             self._told = None
             self._checkpoints.hold(HeldStep(step=self.step + 1, contributors=contributors, then=self._held_step_saved))
@@ -746,7 +723,7 @@ class Training:
         if not step.merge.needs_norms and (model is None or not model.clip.needs_norms):
             self._apply(())
             return
-        self._have(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights, merge=step.merge))
+        self._have(PrepareStep(fence=self.fence, step=step.step, contributors=step.contributors, weights=step.weights, merge=step.merge))
 
     def _have(self, told: PrepareStep | ApplyStep | BringReplicasBack) -> None:
         self._told = told
@@ -763,7 +740,7 @@ class Training:
         assert step is not None
         self._have(
             ApplyStep(
-                fence=self._fence,
+                fence=self.fence,
                 step=step.step,
                 contributors=step.contributors,
                 weights=step.weights,
@@ -771,7 +748,7 @@ class Training:
                 shares=shares,
                 scales=factors,
                 discards=self._take_discards() if step.redo is None else (),
-                ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
+                ranges=self.answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
                 without=without,
                 attached=self._attachments.of_step(step.contributors) if step.redo is None else step.redo.attached,
             )
@@ -793,7 +770,7 @@ class Training:
         nowhere = set[PushId].intersection(*without) if step.redo is None else ()
         if sum(self._data.uncount(push_id) for push_id in nowhere):
             if isinstance(told, ApplyStep):
-                told = replace(told, ranges=self._answers.ranges_of_step(step.contributors))
+                told = replace(told, ranges=self.answers.ranges_of_step(step.contributors))
             self._answer_about_ranges(now)
         if sum(self._attachments.uncount(push_id) for push_id in nowhere) and isinstance(told, ApplyStep):
             told = replace(told, attached=self._attachments.of_step(step.contributors))
@@ -809,7 +786,7 @@ class Training:
             f"worker {push_id.worker}: {what}; push a contribution to every parameter server before it is committed",
             facts={"worker": str(push_id.worker), "step": str(self.step)},
         )
-        self._answers.refuse_about((push_id,), error)
+        self.answers.refuse_about((push_id,), error)
         member = self._members.find(ParticipantKind.WORKER, push_id.worker)
         if member is not None and member.incarnation == push_id.incarnation and member.is_live:
             self._members.expel(member, why=what, now=now)
@@ -819,17 +796,17 @@ class Training:
 
     def _take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""
-        return self._discards.take(self._policy.counted()) if self._discards and self._policy.spec.accepts_stale else ()
+        return self._discards.take(self.policy.counted()) if self._discards and self.policy.spec.accepts_stale else ()
 
     def _advance(self, now: float) -> None:
         """Announces the step that all shards have applied: the next one is open."""
         self._told = self._step = None
         self._ledger.close_step(now=now)
-        granted = self._policy.advance()
-        if self._is_quorum_lowered:
+        granted = self.policy.advance()
+        if self.is_quorum_lowered:
             self._lower_quorum()
         self._checkpoints.stepped(self.step)
-        if self._ending.is_finishing and not self._policy.is_complete:
+        if self._ending.is_finishing and not self.policy.is_complete:
             self._ending.finish_as_asked(now)
         else:
             self._end_or_continue(granted, now)
@@ -838,7 +815,7 @@ class Training:
         """A contribution that the shards had applied on arrival has been counted as a step."""
         self._ledger.complete_step((push_id,), last_worker=push_id.worker, now=now)
         self._ledger.close_step(now=now)
-        self._answers.finished_ranges(self._data.applied((push_id,)))
+        self.answers.finished_ranges(self._data.applied((push_id,)))
         self._checkpoints.stepped(self.step)
         self._end_or_continue([], now)
 
@@ -865,7 +842,7 @@ class Training:
     def _holds_for_replicas(self) -> bool:
         """Whether the step just applied is announced only after replicas have been brought back."""
         is_ending = self._ending.is_finishing or self._ending.is_finished
-        return bool(self._replicas_due) and not self._policy.spec.accepts_stale and not is_ending
+        return bool(self._replicas_due) and not self.policy.spec.accepts_stale and not is_ending
 
     def _held_step_saved(self, tag: str, now: float) -> None:
         """The step is saved: replicas are restored from it first, and then it is announced."""
@@ -875,10 +852,10 @@ class Training:
         shards = tuple(sorted(self._replicas_due))
         step = self.step + 1
         specs = self.shard_specs(step)
-        settings = self._settings.newest.for_shards(self._fence)
+        settings = self._settings.newest.for_shards(self.fence)
         self._have(
             BringReplicasBack(
-                fence=self._fence,
+                fence=self.fence,
                 tag=tag,
                 shards=shards,
                 specs=tuple(specs[shard] for shard in shards),
@@ -894,8 +871,8 @@ class Training:
             return
         if self._settings.config.checkpoints is None:
             why = "it runs again, but without its model; without --checkpoint-dir it stays out until the cluster is started again"
-        elif self._policy.spec.accepts_stale:
-            policy = self._policy.spec.text
+        elif self.policy.spec.accepts_stale:
+            policy = self.policy.spec.text
             why = f"it runs again, but without its model; with the policy {policy} it cannot be brought back between two steps"
         else:
             why = "it runs again, and is brought back after the next step"
@@ -916,7 +893,7 @@ class Training:
             self._servers.miss_standby(shard, why=f"it could not be brought back: {printable(why)}")
             self._out.note(f"the standby of {self._servers[shard].name} could not be brought back: {why}", is_warning=True)
         self._replicas_due.difference_update(told.shards)
-        self._answers.keep()
+        self.answers.keep()
         self._advance(now)
 
     # -- settings
@@ -930,12 +907,12 @@ class Training:
 
     def begin(self) -> None:
         """The shards are at this step: training begins once all work by the settings, and keep a record that names them."""
-        self._told = self._answers.keep()
+        self._told = self.answers.keep()
 
     def kept(self, event: Done | Failed, now: float) -> None:
         """A record is kept, or cannot be: with the one that all shards were told of, training begins, or a change holds."""
         is_awaited = self._awaits(event)
-        self._answers.kept(event)
+        self.answers.kept(event)
         if not is_awaited:
             return
         if isinstance(event, Failed):
@@ -951,12 +928,12 @@ class Training:
     def _begin_changes(self, now: float) -> None:
         """Begins the next changes, as long as that is possible now; before there is a model they hold at once."""
         while (change := self._settings.next_change) is not None:
-            is_possible = not isinstance(change.asked, PolicySpec) or self._policy.gives_way(change.asked)
+            is_possible = not isinstance(change.asked, PolicySpec) or self.policy.gives_way(change.asked)
             if not is_possible or not self.is_idle:
                 return
             self._settings.introduce(change)
             if self._model.is_ready:
-                self._told = self._answers.keep()
+                self._told = self.answers.keep()
             else:
                 self._change_holds(now)
 
@@ -974,14 +951,14 @@ class Training:
 
     def _words_of(self, change: Change) -> str:
         what = (
-            f"policy {self._policy.spec.text}" if isinstance(change.asked, PolicySpec) else f"optimizer {self._settings.optimizer_words()}"
+            f"policy {self.policy.spec.text}" if isinstance(change.asked, PolicySpec) else f"optimizer {self._settings.optimizer_words()}"
         )
         return f"settings version {self._settings.version} hold from step {self.step} on: {what}"
 
     def _install(self, now: float) -> None:
         """Replaces the policy by that of the settings, which takes over the counted contributions."""
-        old = self._policy
-        self._policy = new = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
+        old = self.policy
+        self.policy = new = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
         self._grace_timer.clear()
         if old.is_complete:
             new.end_grace()

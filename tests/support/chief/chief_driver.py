@@ -40,7 +40,7 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
-from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
+from ps_protocol.roles.fence import NOBODY, joined_keys
 from ps_protocol.roles.request import Request
 from ps_protocol.roles.shard import (
     Adoption,
@@ -198,7 +198,7 @@ class Driver:
 
     @property
     def step(self) -> int:
-        return self.coordinator.global_step
+        return self.coordinator.cluster.step
 
     @property
     def said(self) -> list[str]:
@@ -303,8 +303,8 @@ class Driver:
 
     def do(self, order: Any) -> None:
         match order:
-            case ev.AdoptShards(fence=fence):
-                self._adopt(fence)
+            case ev.AdoptShards():
+                self._adopt(order)
             case ev.KeepRecord():
                 self._keep(order)
             case ev.FindCheckpoint():
@@ -346,7 +346,8 @@ class Driver:
             shard.session_keys = keys
         self.send(ev.SessionKeysFound(keys=keys))
 
-    def _adopt(self, fence: Fence) -> None:
+    def _adopt(self, order: ev.AdoptShards) -> None:
+        fence = order.fence
         hashes = [layout.hash for layout in layouts(place(self.model, num_shards=len(self.shards)), num_shards=len(self.shards))]
         for shard in self.shards:
             if fence.epoch > shard.epoch:
@@ -356,19 +357,20 @@ class Driver:
             shard.epoch, shard.chief, shard.life = fence.epoch, fence.chief_incarnation, fence.life
         self._tell_keys()
         kept = max(self.shards, key=lambda shard: shard.record_version)
-        for index, shard in enumerate(self.shards):
-            if index == len(self.shards) - 1 and kept.record is not None:
-                self.send(ev.RecordFound(record=kept.record))
-            adoption = Adoption(
+        adoptions = tuple(
+            Adoption(
                 step=shard.step,
-                layout_hash=hashes[index] if shard.step is not None else "",
+                layout_hash=layout_hash if shard.step is not None else "",
                 record_version=shard.record_version,
                 last_apply=shard.last_apply,
                 pushes=shard.pushes(),
                 session_keys=shard.session_keys,
                 given_up=shard.given_up,
             )
-            self.send(ev.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
+            for shard, layout_hash in zip(self.shards, hashes, strict=True)
+        )
+        incarnations = tuple(shard.process for shard in self.shards)
+        self.done(order, ev.Adopted(process_incarnations=incarnations, adoptions=adoptions, record=kept.record))
 
     def _find(self, order: ev.FindCheckpoint) -> None:
         if self.unreadable:

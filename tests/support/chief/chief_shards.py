@@ -82,9 +82,19 @@ class Scene:
     async def end_of(self, work: messages.Work) -> Any:
         """Returns the event with which an instruction ends."""
         async with asyncio.timeout(10):
-            while not (found := [event for event in self.all_of(messages.Done, messages.Failed) if event.work is work]):
+            while not (found := self.has_ended(work)):
                 await asyncio.sleep(0)
         return found[0]
+
+    def has_ended(self, work: messages.Work) -> list[Any]:
+        return [event for event in self.all_of(messages.Done, messages.Failed) if event.work is work]
+
+    async def adopted(self) -> messages.Adopted:
+        """Returns the result of the first adoption that is done."""
+        async with asyncio.timeout(10):
+            while not (found := [one.result for one in self.all_of(messages.Done) if isinstance(one.work, messages.AdoptShards)]):
+                await asyncio.sleep(0)
+        return found[0]  # type: ignore[no-any-return]  # of that instruction
 
     async def settle(self) -> None:
         for _ in range(20):

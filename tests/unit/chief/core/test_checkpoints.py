@@ -84,7 +84,7 @@ def test_steps_wait_while_a_checkpoint_is_copied_and_continue_while_it_is_writte
     (order,) = [order for order in driver.orders if isinstance(order, messages.CopyStep)]
     call = worker.ask(commit=worker.next_commit())
     assert call not in driver.answers
-    assert "copying step 0 for checkpoint step-000000000" in driver.coordinator.explain(driver.now)
+    assert "copying step 0 for checkpoint step-000000000" in driver.coordinator.cluster.explain(driver.now)
     driver.done(order)
     driver.work()
     assert worker.has_token(call)
@@ -114,7 +114,7 @@ def test_under_durability_step_no_step_is_reported_before_it_is_saved() -> None:
     assert (order.step, driver.step) == (1, 0)
     driver.do(driver.orders.pop(0))
     assert call not in driver.answers
-    assert driver.coordinator.explain(driver.now) == "Waiting 0 s for a checkpoint. Step 0 is applied; it counts once it is saved"
+    assert driver.coordinator.cluster.explain(driver.now) == "Waiting 0 s for a checkpoint. Step 0 is applied; it counts once it is saved"
     driver.is_manual = False
     driver.work_off()
     assert worker.has_token(call)
@@ -128,7 +128,7 @@ def test_under_durability_step_a_full_disk_holds_the_step_and_it_is_tried_again(
     driver.full = True
     call = worker.ask(commit=worker.next_commit())
     assert call not in driver.answers
-    assert "the chief tries again by itself" in driver.coordinator.explain(driver.now)
+    assert "the chief tries again by itself" in driver.coordinator.cluster.explain(driver.now)
     driver.pass_time(2.5)
     driver.full = False
     driver.pass_time(1.0)
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_cannot_be_made_is_refused_with_a_reason() -> None:
     driver.train(0)
     driver.full = True
     assert isinstance(driver.answers[save(driver, 2)], StorageFull)
-    assert driver.coordinator.state is ClusterState.TRAINING
+    assert driver.coordinator.cluster.state is ClusterState.TRAINING
 
 
 def test_the_last_step_is_saved_before_the_processes_end() -> None:
@@ -239,7 +239,7 @@ def test_a_step_that_is_held_after_a_failure_is_saved_when_training_is_finished(
     driver.fail(order, StorageFull("no space left on device"))
     driver.is_manual, driver.full = False, is_full
     driver.pass_time(0.5)
-    assert driver.coordinator.state is ClusterState.FINISHED
+    assert driver.coordinator.cluster.state is ClusterState.FINISHED
     worker.leave()
     driver.full = False
     driver.pass_time(1.0)

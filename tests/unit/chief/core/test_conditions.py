@@ -66,8 +66,8 @@ def test_a_cluster_at_work_is_green_unless_a_lost_server_would_end_it() -> None:
 
 def test_servers_that_were_never_reached_are_named_with_the_cause() -> None:
     driver = Driver(num_shards=3, adopt=False)
-    driver.send(ev.ShardAdopted(shard=0, process_incarnation=1))
-    driver.send(ev.ShardUnreachable(shard=1, why="connection refused; is it started?"))
+    for shard in (1, 2):
+        driver.send(ev.ShardUnreachable(shard=shard, why="connection refused; is it started?"))
     driver.pass_time(4.0)
     one = headline(driver)
     assert (one.level, one.line) == (AMBER, "Waiting 4 s for ps 1 and 2 (connection refused)")
@@ -294,7 +294,7 @@ def test_workers_that_are_no_longer_needed_are_not_named_while_a_server_is_the_r
         first.heartbeat()
     driver.send(ev.ShardUnreachable(shard=1, why="connection refused"))
     driver.pass_time(4.0)
-    assert "missing: worker" not in driver.coordinator.explain(driver.now)
+    assert "missing: worker" not in driver.coordinator.cluster.explain(driver.now)
     assert headline(driver).line == "Waiting 4 s for ps 1 (connection refused)"
 
 
@@ -475,7 +475,7 @@ def test_a_missing_standby_is_amber() -> None:
 def test_a_failed_training_says_why() -> None:
     driver, _ = trained(0)
     driver.send(ev.ShardFailed(shard=0, why="it is another server"))
-    assert driver.coordinator.state is ClusterState.FAILED
+    assert driver.coordinator.cluster.state is ClusterState.FAILED
     one = headline(driver)
     assert (one.level, one.line) == (RED, "Training has failed at step 0")
     assert "it is another server" in one.advice

@@ -70,7 +70,7 @@ def test_finishing_while_a_step_is_applied_waits_for_it() -> None:
     assert finish not in driver.answers
     driver.apply()
     assert driver.answers[finish] == 1
-    assert driver.coordinator.state is ClusterState.FINISHED
+    assert driver.coordinator.cluster.state is ClusterState.FINISHED
 
 
 def test_finishing_does_not_wait_long_for_a_step_that_cannot_be_applied() -> None:
@@ -97,7 +97,7 @@ def test_training_is_finished_when_the_last_worker_leaves_in_peace() -> None:
     driver = Driver()
     first, second = driver.train(0, 1)
     first.leave()
-    assert driver.coordinator.state is ClusterState.TRAINING
+    assert driver.coordinator.cluster.state is ClusterState.TRAINING
     second.leave()
     assert driver.ended == [ev.EndProcesses(exit_code=0, reason="all workers have left")]
 
@@ -106,7 +106,7 @@ def test_the_end_waits_for_workers_that_have_not_come_to_hear_it() -> None:
     driver = Driver(total_num_replicas=2, replicas_to_aggregate=1)
     (first,) = driver.train(0)
     first.leave()
-    assert driver.coordinator.state is ClusterState.FINISHED
+    assert driver.coordinator.cluster.state is ClusterState.FINISHED
     assert (driver.ended, driver.said[-1]) == ([], "waiting for 1 worker to come and hear it, for 60 s")
     second = Worker(driver, 1)
     assert second.heartbeat() is True
@@ -126,15 +126,15 @@ def test_training_waits_for_a_replacement_when_the_last_worker_failed() -> None:
     driver = Driver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.leave(failure="boom")
-    assert driver.coordinator.state is ClusterState.TRAINING
-    assert "worker 0 (program failed). It said: Boom." in driver.coordinator.explain(driver.now)
+    assert driver.coordinator.cluster.state is ClusterState.TRAINING
+    assert "worker 0 (program failed). It said: Boom." in driver.coordinator.cluster.explain(driver.now)
     assert Worker(driver, 0).push() is ACCEPTED
 
 
 def test_a_worker_that_looks_in_and_leaves_before_there_is_a_model_ends_nothing() -> None:
     driver = Driver()
     Worker(driver).leave()
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
 
 
 def test_a_worker_woken_after_the_end_learns_that_training_is_finished() -> None:
@@ -165,7 +165,7 @@ def test_a_chief_that_is_asked_to_end_leaves_the_training_to_its_successor() -> 
     call = worker.ask(commit=worker.next_commit())
     driver.send(TERM)
     assert [(end.exit_code, end.has_successor) for end in driver.ended] == [(0, True)]
-    assert driver.coordinator.state is ClusterState.TRAINING
+    assert driver.coordinator.cluster.state is ClusterState.TRAINING
     assert call not in driver.answers, "nobody is told that training is finished"
 
 
@@ -192,7 +192,7 @@ def test_a_chief_that_is_asked_to_end_has_its_step_saved_first() -> None:
     driver.pass_time(0.1)
     assert [*driver.storage] == ["step-000000001"]
     assert [end.has_successor for end in driver.ended] == [True]
-    assert driver.coordinator.state is ClusterState.TRAINING
+    assert driver.coordinator.cluster.state is ClusterState.TRAINING
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -282,10 +282,10 @@ def test_all_shards_are_adopted_again_when_one_is_restarted_before_there_is_a_mo
     driver = Driver(num_shards=2)
     driver.is_manual = True
     driver.restart(1)
-    assert driver.coordinator.explain(driver.now).startswith("Waiting 0 s for ps 0 and 1")
+    assert driver.coordinator.cluster.explain(driver.now).startswith("Waiting 0 s for ps 0 and 1")
     driver.is_manual = False
     driver.work_off()
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
 
 
 def test_a_shard_that_refuses_a_step_fails_the_training_with_its_reason() -> None:
@@ -310,7 +310,7 @@ def test_a_finished_training_takes_no_further_step_when_workers_leave_that_it_wo
     workers[0].send_commit()
     driver.ask(FinishTrainingRequest(reason="enough"))
     driver.pass_time(2 * driver.config.lease_s)
-    assert (driver.coordinator.state, driver.step) == (ClusterState.FINISHED, 0)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.FINISHED, 0)
 
 
 def test_a_worker_that_lost_its_place_and_commits_after_the_end_is_told_what_became_of_its_contribution() -> None:
@@ -331,7 +331,7 @@ def test_a_step_that_had_not_begun_when_training_finished_is_not_begun() -> None
     driver.ask(FinishTrainingRequest(reason="enough"))
     driver.pass_time(1.0)
     driver.configure()
-    assert driver.coordinator.state is ClusterState.FINISHED
+    assert driver.coordinator.cluster.state is ClusterState.FINISHED
     assert not driver.to_apply
 
 

@@ -8,7 +8,7 @@ from tests.support.chief.chief_driver import Driver, Worker
 
 
 def words(driver: Driver) -> str:
-    return driver.coordinator.explain(driver.now)
+    return driver.coordinator.cluster.explain(driver.now)
 
 
 def test_the_missing_worker_is_named_with_its_last_sign_of_life_what_to_do_and_the_commands() -> None:

@@ -55,7 +55,7 @@ def test_shards_restored_by_a_chief_that_ended_before_it_configured_them_are_res
     for shard in driver.shards:  # restored by a chief that was superseded before it could say which training data is done
         shard.last_apply, shard.record, shard.record_version = None, None, 0
     driver.new_chief()
-    assert (driver.coordinator.state, driver.coordinator.epoch, driver.step) == (ClusterState.TRAINING, 3, 3)
+    assert (driver.coordinator.cluster.state, driver.coordinator.cluster.members.epoch, driver.step) == (ClusterState.TRAINING, 3, 3)
     assert any("ended while it brought the parameter servers back" in note.text for note in driver.notes)
 
 
@@ -96,12 +96,12 @@ def test_first_values_are_not_counted_on_while_a_server_does_not_answer_since_it
     driver.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     with pytest.raises(Unavailable, match=r"first values are not safe yet: ps 1 at host-p:5001 has not answered"):
         worker.complete(reply.attempt)
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
     driver.send(messages.ShardSeen(shard=1, process_incarnation=driver.shards[1].process))
     for shard in driver.shards:
         shard.step = 0
     worker.complete(reply.attempt)
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 0)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 0)
 
 
 def test_first_values_given_to_another_process_than_the_chief_has_come_to_nothing() -> None:
@@ -113,4 +113,4 @@ def test_first_values_given_to_another_process_than_the_chief_has_come_to_nothin
     driver.restart(1)
     with pytest.raises(EpochMismatch):
         worker.complete(reply.attempt)
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL

@@ -109,7 +109,7 @@ def test_leaving_twice_is_leaving_once() -> None:
     first, _ = driver.train(0, 1)
     first.leave()
     first.leave()
-    assert driver.coordinator.state is ClusterState.TRAINING
+    assert driver.coordinator.cluster.state is ClusterState.TRAINING
 
 
 # -- model
@@ -129,7 +129,7 @@ def test_the_waiting_workers_learn_when_the_model_is_ready() -> None:
         state=ModelState.READY, placement=reply.placement, attempt=1, max_staged_per_worker=3, global_step=0
     )
     assert driver.answers[know] == AgreedModel(state=ModelState.READY, model=MODEL, placement=reply.placement, global_step=0)
-    assert driver.coordinator.state is ClusterState.TRAINING
+    assert driver.coordinator.cluster.state is ClusterState.TRAINING
 
 
 def test_the_next_waiting_worker_takes_over_when_the_initialiser_is_silent() -> None:
@@ -267,7 +267,7 @@ def test_a_chief_that_takes_a_higher_number_later_refuses_workers_that_it_admitt
     early = Worker(again, 0, pid=4242)
     again.is_manual = False
     again.work_off()
-    assert again.coordinator.chief_incarnation == 6
+    assert again.coordinator.cluster.members.chief_incarnation == 6
     assert again.come_back(early, pid=4242).participant.incarnation == (5 << 20) + 1
 
 

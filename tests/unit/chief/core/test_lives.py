@@ -210,7 +210,7 @@ def test_a_chief_that_finds_a_checkpoint_of_its_successor_begins_another_life_si
     driver.coordinator = former
     driver.restart(0)
     driver.restart(1)
-    assert (former.chief_incarnation, driver.shards[0].chief) == (3, 3)
+    assert (former.cluster.members.chief_incarnation, driver.shards[0].chief) == (3, 3)
     assert life_of(driver) != life
 
 
@@ -228,9 +228,9 @@ def test_a_chief_that_repeats_a_restore_that_failed_begins_another_life_since_a_
     driver.damaged = {restore.tag}
     driver.is_manual = False
     driver.work_off()
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 2)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 2)
     assert life_of(driver) != restore.fence.life
-    assert driver.coordinator.chief_incarnation > restore.fence.chief_incarnation
+    assert driver.coordinator.cluster.members.chief_incarnation > restore.fence.chief_incarnation
 
 
 @pytest.mark.parametrize("is_one_left", [True, False])
@@ -270,7 +270,7 @@ def test_all_servers_restarted_during_a_restore_are_brought_back_once_more_in_an
         driver.kill(shard)
     driver.is_manual = False
     driver.work_off()
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 4)
     assert life_of(driver) != restore.fence.life
 
 
@@ -288,7 +288,7 @@ def test_a_chief_that_has_saved_nothing_begins_another_life_if_servers_were_rest
         driver.kill(shard)
     driver.is_manual = False
     driver.work_off()
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
     assert life_of(driver) != adopt.fence.life
 
 
@@ -297,7 +297,7 @@ def test_a_server_that_was_restarted_before_anything_was_trained_is_never_given_
     driver = Driver.outlived(checkpoints=None)
     life = life_of(driver)
     driver.restart(0)
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
     assert life not in {shard.life for shard in driver.shards}
 
 

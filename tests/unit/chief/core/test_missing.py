@@ -51,7 +51,7 @@ def test_a_shard_that_lacks_a_contribution_applies_the_step_without_it_and_the_o
     assert len(told.contributors) == 2
     scene.driver.apply()
     assert scene.honest.has_token(honest)
-    assert scene.driver.coordinator.state is ClusterState.TRAINING
+    assert scene.driver.coordinator.cluster.state is ClusterState.TRAINING
     assert scene.driver.step == 1
 
 
@@ -97,7 +97,7 @@ def test_a_step_waits_for_the_place_of_an_expelled_worker_and_says_why_the_worke
     scene.driver.apply()
     assert scene.honest.has_token(honest)
     scene.honest.commit()
-    assert f"for worker 1 (program failed). It said: It committed contribution {scene.forged}" in scene.driver.coordinator.explain(
+    assert f"for worker 1 (program failed). It said: It committed contribution {scene.forged}" in scene.driver.coordinator.cluster.explain(
         scene.driver.now
     )
 

@@ -38,7 +38,7 @@ def test_a_restarted_server_takes_all_back_to_the_newest_checkpoint_under_a_new_
     workers = driver.train(0, 1)
     steps(driver, workers, 5)
     driver.restart(1)
-    assert (driver.coordinator.state, driver.coordinator.epoch, driver.step) == (ClusterState.TRAINING, 2, 4)
+    assert (driver.coordinator.cluster.state, driver.coordinator.cluster.members.epoch, driver.step) == (ClusterState.TRAINING, 2, 4)
     assert [shard.step for shard in driver.shards] == [4, 4], "the survivor too"
     status = driver.coordinator.status(driver.now)
     why = "ps 1 at host-p:5001 was restarted; 1 step is computed again"
@@ -88,13 +88,13 @@ def test_a_call_that_waits_for_a_restoration_learns_its_progress() -> None:
     driver.restart(1)
     driver.do(driver.orders.pop())
     driver.send(messages.ShardRestoring(shard=1, num_bytes_read=0, num_bytes=0))
-    assert "has read" not in driver.coordinator.explain(driver.now)
+    assert "has read" not in driver.coordinator.cluster.explain(driver.now)
     driver.send(messages.ShardRestoring(shard=1, num_bytes_read=3 << 30, num_bytes=4 << 30))
-    told = driver.coordinator.explain(driver.now)
+    told = driver.coordinator.cluster.explain(driver.now)
     assert "Then step 0 of checkpoint step-000000000. Ps 1 at host-p:5001 has read 75 % of 4,096.0 MiB." in told, told
     driver.is_manual = False
     driver.work_off()
-    assert "has read" not in driver.coordinator.explain(driver.now)
+    assert "has read" not in driver.coordinator.cluster.explain(driver.now)
 
 
 def test_while_servers_are_restored_members_join_the_model_and_wait_with_an_explanation() -> None:
@@ -103,7 +103,7 @@ def test_while_servers_are_restored_members_join_the_model_and_wait_with_an_expl
     steps(driver, [worker], 2)
     driver.is_manual = True
     driver.restart(1)
-    assert driver.coordinator.state is ClusterState.RECOVERING
+    assert driver.coordinator.cluster.state is ClusterState.RECOVERING
     text = "Recovering: servers are brought to one step. Ps 1 at host-p:5001 was restarted. Looking for the newest whole checkpoint. "
     assert driver.coordinator.status(driver.now).waiting_for.startswith(text)
     driver.come_back(worker)
@@ -113,7 +113,7 @@ def test_while_servers_are_restored_members_join_the_model_and_wait_with_an_expl
     driver.do(driver.orders.pop())
     driver.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     driver.now += 3.0
-    told = driver.coordinator.explain(driver.now)
+    told = driver.coordinator.cluster.explain(driver.now)
     assert "Waiting 3 s for ps 1 (connection refused)" in told and "Then step 0 of checkpoint step-000000000" in told
     driver.is_manual = False
     driver.come_back(worker)  # the epoch rose once more
@@ -133,7 +133,7 @@ def test_reports_about_an_epoch_that_is_over_are_ignored() -> None:
     driver.restart(0)
     driver.done(step)
     driver.fail(step, EpochMismatch("ps 0: it is of another epoch"))
-    assert (driver.step, driver.coordinator.state) == (0, ClusterState.TRAINING)
+    assert (driver.step, driver.coordinator.cluster.state) == (0, ClusterState.TRAINING)
 
 
 def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_under_a_later_epoch() -> None:
@@ -147,10 +147,10 @@ def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_u
     assert isinstance(late, messages.RestoreShards)
     driver.restart(1)
     driver.done(late, (107, 7))
-    assert driver.coordinator.state is ClusterState.RECOVERING, "what was reported is not true any more"
+    assert driver.coordinator.cluster.state is ClusterState.RECOVERING, "what was reported is not true any more"
     driver.is_manual = False
     driver.work_off()
-    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.TRAINING, late.fence.epoch + 1)
+    assert (driver.coordinator.cluster.state, driver.coordinator.cluster.members.epoch) == (ClusterState.TRAINING, late.fence.epoch + 1)
     assert driver.coordinator.status(driver.now).num_rollbacks == 1
 
 
@@ -165,11 +165,11 @@ def test_a_server_restarted_before_its_record_is_kept_is_restored_once_more() ->
     driver.new_chief()
     while not any(isinstance(order, messages.KeepRecord) for order in driver.orders):
         driver.do(driver.orders.pop(0))
-    epoch = driver.coordinator.epoch
+    epoch = driver.coordinator.cluster.members.epoch
     driver.restart(1)
     driver.is_manual = False
     driver.work_off()
-    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.TRAINING, epoch + 1)
+    assert (driver.coordinator.cluster.state, driver.coordinator.cluster.members.epoch) == (ClusterState.TRAINING, epoch + 1)
     assert driver.shards[0].step is not None
 
 
@@ -178,7 +178,7 @@ def test_a_late_answer_of_a_process_that_has_ended_causes_no_rollback() -> None:
     driver.train(0)
     driver.restart(0)
     driver.send(messages.ShardSeen(shard=0, process_incarnation=7))
-    assert driver.coordinator.epoch == 2
+    assert driver.coordinator.cluster.members.epoch == 2
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_restored() -> None:
@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_restored() -> No
     assert [note.text for note in driver.notes if note.is_warning and "damaged" in note.text] == [
         "checkpoint step-000000004 is damaged, an older one is tried: ps-0 is not what was written"
     ]
-    assert driver.coordinator.epoch == 3, "another attempt is another epoch"
+    assert driver.coordinator.cluster.members.epoch == 3, "another attempt is another epoch"
 
 
 def test_without_a_whole_checkpoint_training_fails_with_a_reason() -> None:
@@ -247,7 +247,7 @@ def test_a_server_restarted_while_the_model_is_initialised_makes_all_servers_sta
     worker = Worker(driver, 0)
     assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
     driver.restart(1)
-    assert (driver.coordinator.epoch, driver.coordinator.state) == (2, ClusterState.WAITING_FOR_MODEL)
+    assert (driver.coordinator.cluster.members.epoch, driver.coordinator.cluster.state) == (2, ClusterState.WAITING_FOR_MODEL)
     driver.come_back(worker)
     assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
 
@@ -286,7 +286,7 @@ def test_an_initialiser_is_told_of_the_new_epoch_when_a_server_loses_the_first_v
     assert call not in driver.answers, "waits until the servers know how to work"
     driver.orders.clear()
     driver.restart(1)
-    assert driver.coordinator.state is ClusterState.RECOVERING
+    assert driver.coordinator.cluster.state is ClusterState.RECOVERING
     assert isinstance(driver.answers[call], EpochMismatch)
 
 
@@ -303,7 +303,7 @@ def test_a_cluster_that_starts_continues_with_the_newest_checkpoint_of_its_place
     (worker,) = driver.train(0)
     steps(driver, [worker], 4)
     later = Driver.outlived(num_shards=3, storage=driver.storage, total_num_replicas=1)
-    assert (later.step, later.coordinator.epoch, later.coordinator.chief_incarnation) == (4, 2, 2)
+    assert (later.step, later.coordinator.cluster.members.epoch, later.coordinator.cluster.members.chief_incarnation) == (4, 2, 2)
     assert later.coordinator.status(later.now).num_rollbacks == 0
     newcomer = Worker(later, 0)
     reply = later.answers[later.ask_model(newcomer)]
@@ -316,7 +316,7 @@ def test_a_cluster_that_starts_with_a_finished_training_stays_until_each_worker_
     driver = Driver.outlived(total_num_replicas=2, max_steps=4, checkpoints=EVERY_2)
     steps(driver, driver.train(0, 1), 3)
     later = Driver.outlived(storage=driver.storage, total_num_replicas=2, max_steps=2)
-    assert (later.coordinator.state, later.step, later.ended) == (ClusterState.FINISHED, 2, [])
+    assert (later.coordinator.cluster.state, later.step, later.ended) == (ClusterState.FINISHED, 2, [])
     assert "Waiting for 2 workers to come" in later.coordinator.status(later.now).waiting_for
     for index in (0, 1):
         assert later.ended == [], "one comes after the other has left"
@@ -345,7 +345,7 @@ def test_the_restore_option_chooses_what_a_cluster_begins_with(restore: str, ste
     driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     steps(driver, driver.train(0), 4)
     later = Driver.outlived(storage=driver.storage, total_num_replicas=1, checkpoints=CheckpointConfig(restore=restore))
-    assert (later.step, later.coordinator.epoch) == (step, epoch)
+    assert (later.step, later.coordinator.cluster.members.epoch) == (step, epoch)
 
 
 def test_a_named_checkpoint_that_is_not_there_is_not_replaced_by_a_fresh_start() -> None:
@@ -373,7 +373,7 @@ def test_another_models_checkpoint_is_not_restored() -> None:
     driver.storage.clear()
     driver.storage.update(other.storage)
     driver.restart(0)
-    assert driver.coordinator.state is ClusterState.FAILED
+    assert driver.coordinator.cluster.state is ClusterState.FAILED
     assert any("it is of another model" in note.text for note in driver.notes)
 
 
@@ -383,7 +383,7 @@ def test_a_request_to_finish_is_not_held_up_by_a_lost_server() -> None:
     driver.is_manual = True
     driver.restart(0)
     driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
-    assert driver.coordinator.state is ClusterState.FINISHED
+    assert driver.coordinator.cluster.state is ClusterState.FINISHED
     worker.leave()
     assert [end.exit_code for end in driver.ended] == [0]
 
@@ -406,14 +406,14 @@ def test_a_chief_that_starts_waits_for_storage_and_continues_from_its_newest_che
     again = Driver.outlived(total_num_replicas=1, storage=saved().storage, begin=False)
     again.unreadable = BROKEN
     again.begin()
-    assert again.coordinator.state is ClusterState.RECOVERING
-    assert f"{BROKEN}; it is tried again".upper() in again.coordinator.explain(again.now).upper()
+    assert again.coordinator.cluster.state is ClusterState.RECOVERING
+    assert f"{BROKEN}; it is tried again".upper() in again.coordinator.cluster.explain(again.now).upper()
     again.pass_time(60.0)
-    assert again.coordinator.state is ClusterState.RECOVERING
+    assert again.coordinator.cluster.state is ClusterState.RECOVERING
     assert len([note for note in again.notes if BROKEN in note.text]) < 10, "said, but not for ever"
     again.unreadable = ""
     again.pass_time(10.0)
-    assert (again.coordinator.state, again.step) == (ClusterState.TRAINING, 1)
+    assert (again.coordinator.cluster.state, again.step) == (ClusterState.TRAINING, 1)
 
 
 def test_a_rollback_waits_for_storage_that_cannot_be_read_and_loses_nothing_by_it() -> None:
@@ -421,10 +421,10 @@ def test_a_rollback_waits_for_storage_that_cannot_be_read_and_loses_nothing_by_i
     driver.unreadable = BROKEN
     driver.restart(0)
     driver.pass_time(20.0)
-    assert driver.coordinator.state is ClusterState.RECOVERING
+    assert driver.coordinator.cluster.state is ClusterState.RECOVERING
     driver.unreadable = ""
     driver.pass_time(10.0)
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 1)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 1)
 
 
 def test_servers_that_cannot_read_a_checkpoint_for_now_are_given_the_same_one_again() -> None:
@@ -434,10 +434,10 @@ def test_servers_that_cannot_read_a_checkpoint_for_now_are_given_the_same_one_ag
     driver.do(driver.orders.pop(0))  # found
     driver.unreadable, driver.is_manual = BROKEN, False
     driver.work_off()
-    assert BROKEN in driver.coordinator.explain(driver.now)
+    assert BROKEN in driver.coordinator.cluster.explain(driver.now)
     driver.unreadable = ""
     driver.pass_time(2.0)
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 1)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 1)
 
 
 def test_a_training_that_is_finished_during_a_rollback_is_not_restored() -> None:
@@ -447,7 +447,7 @@ def test_a_training_that_is_finished_during_a_rollback_is_not_restored() -> None
     driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     driver.unreadable = ""
     driver.pass_time(20.0)
-    assert driver.coordinator.state is ClusterState.FINISHED
+    assert driver.coordinator.cluster.state is ClusterState.FINISHED
 
 
 @pytest.mark.parametrize("has_checkpoints", [False, True])
@@ -459,12 +459,14 @@ def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_m
     driver.send(messages.ShardSeen(shard=1, process_incarnation=77))
     if has_checkpoints:
         driver.do(driver.orders.pop(0))  # nothing is found yet
-    assert [type(order) for order in driver.orders] == [messages.AdoptShards]
+    (order,) = driver.orders
+    assert isinstance(order, messages.AdoptShards)
     driver.orders.clear()
     trained = Adoption(step=1, layout_hash="a", pushes=(WorkerPushes(worker=0, incarnation=1, applied=(AppliedPush(sequence=1, step=0),)),))
-    driver.send(messages.ShardAdopted(shard=1, process_incarnation=77, adoption=trained))
+    adoptions = (Adoption(step=None, layout_hash=""), trained)
+    driver.done(order, messages.Adopted(process_incarnations=(driver.shards[0].process, 77), adoptions=adoptions))
     if has_checkpoints:
-        assert driver.coordinator.state is ClusterState.RECOVERING
+        assert driver.coordinator.cluster.state is ClusterState.RECOVERING
         assert any(isinstance(order, messages.FindCheckpoint) for order in driver.orders)
         # What the other one has saved is of an earlier epoch than this one's, and all the same to go back to.
         other = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
@@ -472,9 +474,9 @@ def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_m
         driver.storage.update(other.storage)
         driver.model, driver.is_manual = other.model, False
         driver.work_off()
-        assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 2)
+        assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 2)
     else:
-        assert driver.coordinator.state is ClusterState.FAILED
+        assert driver.coordinator.cluster.state is ClusterState.FAILED
         assert "another chief had trained meanwhile" in driver.coordinator.status(driver.now).reason
 
 
@@ -487,17 +489,17 @@ def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restart
     driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     if is_second:
         driver.new_chief()
-    epoch = driver.coordinator.epoch
-    assert (driver.coordinator.state, epoch) == (ClusterState.WAITING_FOR_MODEL, 2 if is_second else 1)
+    epoch = driver.coordinator.cluster.members.epoch
+    assert (driver.coordinator.cluster.state, epoch) == (ClusterState.WAITING_FOR_MODEL, 2 if is_second else 1)
     if has_trained:
         driver.storage.update(other.storage)
     driver.shards[0].process = 77
     driver.send(messages.ShardSeen(shard=0, process_incarnation=77))
     if has_trained:
-        assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4)
+        assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 4)
     else:
-        assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
-        assert driver.coordinator.epoch == epoch + 1
+        assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
+        assert driver.coordinator.cluster.members.epoch == epoch + 1
 
 
 def test_a_chief_that_has_trained_nothing_continues_from_a_checkpoint_completed_since_its_first_look() -> None:
@@ -512,21 +514,21 @@ def test_a_chief_that_has_trained_nothing_continues_from_a_checkpoint_completed_
     driver.done(search, messages.Found(checkpoint=None, skipped=skipped, highest_epoch=1))
     driver.is_manual = False
     driver.work_off()
-    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.WAITING_FOR_MODEL, 2)
+    assert (driver.coordinator.cluster.state, driver.coordinator.cluster.members.epoch) == (ClusterState.WAITING_FOR_MODEL, 2)
     save_as_another_chief_in_epoch_1(driver)
     driver.shards[0].process = 77
     driver.send(messages.ShardSeen(shard=0, process_incarnation=77))
-    assert (driver.coordinator.state, driver.step, driver.coordinator.epoch) == (ClusterState.TRAINING, 4, 3)
+    assert (driver.coordinator.cluster.state, driver.step, driver.coordinator.cluster.members.epoch) == (ClusterState.TRAINING, 4, 3)
 
 
 def test_a_chief_that_has_saved_nothing_continues_from_anothers_checkpoint_after_all_was_lost() -> None:
     driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     driver.new_chief()
     driver.train(0)
-    assert (driver.coordinator.epoch, driver.storage) == (2, {})
+    assert (driver.coordinator.cluster.members.epoch, driver.storage) == (2, {})
     save_as_another_chief_in_epoch_1(driver)
     driver.restart(0)
-    assert (driver.coordinator.state, driver.step, driver.coordinator.epoch) == (ClusterState.TRAINING, 4, 3)
+    assert (driver.coordinator.cluster.state, driver.step, driver.coordinator.cluster.members.epoch) == (ClusterState.TRAINING, 4, 3)
 
 
 def save_as_another_chief_in_epoch_1(driver: Driver) -> None:
@@ -549,7 +551,7 @@ def test_servers_that_all_die_between_a_chiefs_look_and_its_takeover_are_brought
     driver.kill(1)
     driver.is_manual = False
     driver.work_off()
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, goes_back_to)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, goes_back_to)
     assert [shard.step for shard in driver.shards] == [goes_back_to] * 2
 
 
@@ -563,6 +565,6 @@ def test_a_training_whose_servers_all_die_before_a_takeover_is_never_silently_re
     driver.storage.clear()
     driver.is_manual = False
     driver.work_off()
-    assert driver.coordinator.state is ClusterState.FAILED
+    assert driver.coordinator.cluster.state is ClusterState.FAILED
     with pytest.raises(TrainingFailed, match="no whole checkpoint to go back to"):
         driver.register()

@@ -31,7 +31,12 @@ def test_a_new_chief_continues_at_the_shards_step_in_the_same_epoch() -> None:
     driver, workers = trained()
     driver.new_chief()
     coordinator = driver.coordinator
-    assert (coordinator.state, coordinator.epoch, coordinator.chief_incarnation, driver.step) == (ClusterState.TRAINING, 1, 2, 3)
+    assert (coordinator.cluster.state, coordinator.cluster.members.epoch, coordinator.cluster.members.chief_incarnation, driver.step) == (
+        ClusterState.TRAINING,
+        1,
+        2,
+        3,
+    )
     with pytest.raises(LeaseExpired, match=r"is not registered here\. Register again"):
         workers[0].heartbeat()
     before = [worker.participant for worker in workers]
@@ -59,7 +64,7 @@ def test_a_new_chief_with_other_options_continues_though_the_initial_tokens_do_n
     driver, _ = trained()
     driver.set_policy(PolicySpec(tokens=TokenMode.FIFO, num_tokens=num_tokens))
     driver.new_chief(total_num_replicas=1, replicas_to_aggregate=1 if num_tokens else 2)
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 3)
     assert driver.coordinator.status(driver.now).policy == PolicySpec(tokens=TokenMode.FIFO)
 
 
@@ -72,11 +77,11 @@ def test_a_step_that_one_shard_has_applied_is_repeated_with_the_same_contributio
     made_of = driver.to_apply[0].contributors
     driver.apply_at(ahead)
     driver.new_chief()
-    assert driver.coordinator.state is ClusterState.RECOVERING
-    assert "Step 3 is repeated with its 2 contributions" in driver.coordinator.explain(driver.now)
+    assert driver.coordinator.cluster.state is ClusterState.RECOVERING
+    assert "Step 3 is repeated with its 2 contributions" in driver.coordinator.cluster.explain(driver.now)
     assert (driver.to_apply[0].step, driver.to_apply[0].contributors) == (3, made_of)
     driver.apply()
-    assert (driver.step, [shard.step for shard in driver.shards], driver.coordinator.state) == (4, [4, 4], ClusterState.TRAINING)
+    assert (driver.step, [shard.step for shard in driver.shards], driver.coordinator.cluster.state) == (4, [4, 4], ClusterState.TRAINING)
     for worker in workers:
         driver.come_back(worker)
         result = worker.commit(3, push_id=made_of[worker.index])
@@ -157,7 +162,7 @@ def test_without_a_record_the_first_worker_that_presents_the_shards_model_brings
     for shard in driver.shards:
         shard.record, shard.record_version = None, 0
     driver.new_chief()
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
     driver.come_back(workers[0])
     with pytest.raises(ModelMismatch, match="not the one whose values the parameter servers hold"):
         driver.ask_model(workers[0], model_of(4))
@@ -185,7 +190,7 @@ def test_a_returned_worker_presents_the_model_that_shards_hold_although_it_only_
     driver.new_chief()
     driver.come_back(workers[0])
     driver.ask_model(workers[0], joins_only=True, max_wait_s=0.0)
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 3)
 
 
 def test_a_model_that_is_presented_before_a_checkpoint_is_found_is_the_trained_one_after_it() -> None:
@@ -200,23 +205,23 @@ def test_a_model_that_is_presented_before_a_checkpoint_is_found_is_the_trained_o
     driver.ask_model(workers[0], max_wait_s=0.0)
     driver.is_manual = False
     driver.work_off()
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 4)
     driver.restart(0)
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4), "not begun anew"
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 4), "not begun anew"
 
 
 def test_an_untrained_model_is_initialised_again_when_a_shard_lost_it_too() -> None:
     driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     driver.shards[0].step, driver.shards[0].epoch, driver.shards[0].chief = 0, 1, 1
     driver.new_chief()
-    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.WAITING_FOR_MODEL, 2)
+    assert (driver.coordinator.cluster.state, driver.coordinator.cluster.members.epoch) == (ClusterState.WAITING_FOR_MODEL, 2)
 
 
 def test_a_chief_and_a_server_lost_together_cost_the_steps_since_the_checkpoint() -> None:
     driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
     driver.kill(1)
     driver.new_chief()
-    assert (driver.step, driver.coordinator.epoch, driver.coordinator.state) == (4, 3, ClusterState.TRAINING)
+    assert (driver.step, driver.coordinator.cluster.members.epoch, driver.coordinator.cluster.state) == (4, 3, ClusterState.TRAINING)
     assert driver.coordinator.status(driver.now).num_rollbacks == 1
 
 
@@ -231,7 +236,7 @@ def test_a_checkpoint_that_the_earlier_chief_makes_whole_while_its_servers_are_t
     driver.storage.update(storage)
     driver.is_manual = False
     driver.work_off()
-    assert (driver.step, driver.coordinator.state) == (4, ClusterState.TRAINING)
+    assert (driver.step, driver.coordinator.cluster.state) == (4, ClusterState.TRAINING)
 
 
 @pytest.mark.parametrize("checkpoints", [CheckpointConfig(every_steps=2), None])
@@ -253,7 +258,7 @@ def test_empty_servers_with_the_record_of_a_model_that_was_given_up_begin_anew()
         assert shard.record is not None and shard.record.model is not None
         shard.step = None
     driver.new_chief()
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
 
 
 HALF_WAY = "ps 1 at host-p:5001: it failed half-way through step 5"
@@ -273,7 +278,7 @@ def refused(driver: Driver) -> None:
 def test_a_shard_that_refuses_a_new_chief_has_lost_its_values_and_all_go_back_to_a_checkpoint() -> None:
     driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
     refused(driver)
-    assert (driver.step, driver.coordinator.epoch, driver.coordinator.state) == (4, 3, ClusterState.TRAINING)
+    assert (driver.step, driver.coordinator.cluster.members.epoch, driver.coordinator.cluster.state) == (4, 3, ClusterState.TRAINING)
     assert HALF_WAY in driver.coordinator.status(driver.now).last_rollback
 
 
@@ -301,7 +306,7 @@ def test_a_shard_that_refuses_a_chief_after_all_was_told_otherwise_changes_nothi
     driver.is_manual = False
     driver.work_off()
     driver.fail(order, InternalError(HALF_WAY))
-    assert (driver.step, driver.coordinator.epoch, driver.coordinator.state) == (5, 1, ClusterState.TRAINING)
+    assert (driver.step, driver.coordinator.cluster.members.epoch, driver.coordinator.cluster.state) == (5, 1, ClusterState.TRAINING)
 
 
 def test_shards_too_far_apart_are_brought_together_by_a_checkpoint() -> None:
@@ -309,7 +314,7 @@ def test_shards_too_far_apart_are_brought_together_by_a_checkpoint() -> None:
     driver.shards[0].step = 2
     driver.new_chief()
     assert driver.step == 4
-    assert driver.coordinator.epoch > 1
+    assert driver.coordinator.cluster.members.epoch > 1
 
 
 def test_the_waiting_worker_gets_its_token_from_the_new_chief() -> None:
@@ -333,11 +338,11 @@ def test_under_durability_step_a_new_chief_tells_no_step_that_is_not_saved() -> 
     driver.full = True
     driver.is_manual = False
     driver.new_chief()
-    assert driver.coordinator.state is ClusterState.RECOVERING
-    assert "Step 3 is saved before it is announced" in driver.coordinator.explain(driver.now)
+    assert driver.coordinator.cluster.state is ClusterState.RECOVERING
+    assert "Step 3 is saved before it is announced" in driver.coordinator.cluster.explain(driver.now)
     driver.full = False
     driver.pass_time(1.5)
-    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
+    assert (driver.coordinator.cluster.state, driver.step) == (ClusterState.TRAINING, 3)
     assert max(checkpoint.step for checkpoint in driver.storage.values()) == 3
 
 

@@ -84,7 +84,7 @@ def test_a_worker_keeps_its_secret_under_the_next_chief() -> None:
     registration = driver.register(0, former=worker.participant)
     assert registration.participant == worker.participant
     assert registration.participant.secret == worker.participant.secret
-    assert driver.coordinator.chief_incarnation == 2
+    assert driver.coordinator.cluster.members.chief_incarnation == 2
 
 
 def test_no_other_process_comes_back_to_the_next_chief_as_a_worker_that_an_earlier_one_had_admitted() -> None:

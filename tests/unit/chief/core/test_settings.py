@@ -51,7 +51,7 @@ def test_before_there_is_a_model_a_policy_holds_at_once_and_shards_hear_of_it_wi
     first.complete(1)
     change = driver.orders[0].settings
     assert (change.accepts_stale, change.applies_on_arrival) == (True, False)
-    assert (wait in driver.answers, driver.coordinator.state) == (False, ClusterState.WAITING_FOR_MODEL), "nobody pushes before"
+    assert (wait in driver.answers, driver.coordinator.cluster.state) == (False, ClusterState.WAITING_FOR_MODEL), "nobody pushes before"
     driver.work_off()
     assert driver.answers[wait].state is ModelState.READY
 
@@ -226,7 +226,7 @@ def test_a_change_that_has_become_impossible_while_it_waited_is_refused() -> Non
     driver.is_manual = False
     driver.work_off()
     assert isinstance(driver.answers[call], InvalidSpec)
-    assert (driver.coordinator.state, policy_of(driver)) == (ClusterState.TRAINING, "sync")
+    assert (driver.coordinator.cluster.state, policy_of(driver)) == (ClusterState.TRAINING, "sync")
 
 
 def test_a_report_of_an_apply_on_arrival_is_refused_under_a_policy_of_steps() -> None:
@@ -448,7 +448,7 @@ def test_a_shard_that_reports_too_few_norms_fails_the_training() -> None:
     driver.sums = ((9.0,), ())
     (worker,) = driver.train(0, model=dataclasses.replace(CLIPPED, variables=model_with_own_optimizer().variables))
     worker.push()
-    assert driver.coordinator.state is ClusterState.FAILED
+    assert driver.coordinator.cluster.state is ClusterState.FAILED
 
 
 def test_a_worker_that_only_joins_does_not_initialise_the_model() -> None:
@@ -478,6 +478,6 @@ def test_a_policy_that_is_asked_for_before_servers_are_found_follows_the_one_tha
     monkeypatch.setattr(driver, "begin", lambda found: None)
     driver.new_chief()
     call = driver.set_policy(ASYNC)
-    assert (call in driver.answers, driver.coordinator.state) == (False, ClusterState.CONNECTING), "it would be undone"
+    assert (call in driver.answers, driver.coordinator.cluster.state) == (False, ClusterState.CONNECTING), "it would be undone"
     find_servers()
     assert (driver.settings(call).step, policy_of(driver)) == (0, "async")

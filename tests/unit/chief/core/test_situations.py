@@ -144,7 +144,7 @@ def test_a_worker_killed_long_before_the_others_were_done_does_not_hold_up_the_e
     play_round([first, second])
     first.leave()
     second.leave()
-    assert driver.coordinator.state is ClusterState.TRAINING, "the third may still come"
+    assert driver.coordinator.cluster.state is ClusterState.TRAINING, "the third may still come"
     driver.pass_time(6.0)
     assert [end.exit_code for end in driver.ended] == [0]
 

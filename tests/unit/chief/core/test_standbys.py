@@ -104,7 +104,7 @@ def test_a_lost_replica_comes_back_between_two_steps_before_anybody_hears_of_the
         driver.do(driver.orders.pop(0))
     (order,) = orders(driver, rev.BringReplicasBack)
     assert (order.tag, order.shards, [spec.initial_step for spec in order.specs]) == (save.tag, (0,), [1])
-    assert "a standby is being brought back to step 1" in driver.coordinator.explain(driver.now)
+    assert "a standby is being brought back to step 1" in driver.coordinator.cluster.explain(driver.now)
     assert not worker.has_token(call)
     driver.send(changed(standby="host-s:1"))
     driver.done(order, ())

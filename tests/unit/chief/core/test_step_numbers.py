@@ -114,7 +114,7 @@ def test_hyper_parameters_of_applied_contributions_are_forgotten() -> None:
     for _ in range(3):
         for worker in workers:
             worker.ask(commit=worker.next_commit(hyperparameters=rate(0.25)))
-            worker.local_step = driver.coordinator.global_step
+            worker.local_step = driver.coordinator.cluster.step
     kept = driver.coordinator.cluster.attachments._counted  # what must not grow
     assert len(kept) <= 1
 
@@ -127,7 +127,7 @@ def test_differing_workers_are_warned_of_once_until_they_agree_again() -> None:
         for worker, value in zip(workers, rates, strict=True):
             worker.ask(commit=worker.next_commit(hyperparameters=rate(value)))
         for worker in workers:
-            worker.local_step = driver.coordinator.global_step
+            worker.local_step = driver.coordinator.cluster.step
 
     for rates in ((0.5, 0.25), (0.5, 0.25), (0.5, 0.5), (0.5, 0.125)):
         step(*rates)

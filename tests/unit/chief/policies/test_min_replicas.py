@@ -33,7 +33,7 @@ def test_a_step_never_has_fewer_contributions_than_the_minimum() -> None:
     third.leave(failure="boom")
     first.push()
     assert driver.step == 0
-    assert "step 0 has 1 of 2 contributions" in driver.coordinator.explain(driver.now)
+    assert "step 0 has 1 of 2 contributions" in driver.coordinator.cluster.explain(driver.now)
     assert Worker(driver, 1).push() is ACCEPTED
     assert driver.step == 1
 

@@ -151,7 +151,7 @@ def test_no_contribution_is_promised_a_step_after_the_last() -> None:
     assert call not in driver.answers, "it would compute in vain"
     while driver.to_apply:
         driver.apply()
-    assert (driver.step, driver.coordinator.state) == (2, ClusterState.FINISHED)
+    assert (driver.step, driver.coordinator.cluster.state) == (2, ClusterState.FINISHED)
     assert workers[2].answer(call).result is TokenResult.FINISHED
 
 
@@ -166,7 +166,7 @@ def test_accepted_contributions_are_applied_before_the_end() -> None:
     states = []
     for _ in range(2):
         driver.apply()
-        states.append(driver.coordinator.state)
+        states.append(driver.coordinator.cluster.state)
     assert states == [ClusterState.TRAINING, ClusterState.FINISHED]
     assert isinstance(driver.answers[waiting], TokenReply)
 
@@ -181,7 +181,7 @@ def test_without_a_lock_the_chief_only_counts() -> None:
         (ACCEPTED, 2, 0),
     ]
     assert not driver.applied
-    assert (driver.step, driver.coordinator.state) == (3, ClusterState.FINISHED)
+    assert (driver.step, driver.coordinator.cluster.state) == (3, ClusterState.FINISHED)
     status = driver.coordinator.status(driver.now, max_ledger_entries=9)
     assert (status.policy.text, status.num_accepted, [entry.last_worker for entry in status.ledger]) == ("async, unlocked", 3, [0, 1, 0])
 
@@ -268,7 +268,7 @@ def test_a_cluster_with_slow_workers_names_the_worker_that_computes() -> None:
     driver.train(0)
     driver.pass_time(1.5)
     assert driver.coordinator.status(driver.now).waiting_for == ""
-    assert driver.coordinator.explain(driver.now) == "step 0 has no contribution; last seen: worker 0 1.5 s ago on host-b pid 912"
+    assert driver.coordinator.cluster.explain(driver.now) == "step 0 has no contribution; last seen: worker 0 1.5 s ago on host-b pid 912"
 
 
 def test_a_worker_that_comes_to_a_new_chief_waits_for_what_the_former_one_counted() -> None:

@@ -36,7 +36,7 @@ def test_a_step_that_has_enough_waits_for_the_others_until_its_grace_is_over() -
     second.push()
     driver.pass_time(4.9)
     assert driver.step == 0
-    assert "has enough contributions, and is applied without these after 5 s of grace" in driver.coordinator.explain(driver.now)
+    assert "has enough contributions, and is applied without these after 5 s of grace" in driver.coordinator.cluster.explain(driver.now)
     driver.pass_time(0.2)
     assert driver.step == 1
     assert workers_of(driver.applied[0].contributors) == [0, 1]
@@ -66,7 +66,7 @@ def test_what_is_accepted_is_applied_when_training_is_finished_in_grace() -> Non
     first.push()
     second.push()
     driver.ask(FinishTrainingRequest(reason="done"))
-    assert (driver.step, driver.coordinator.state) == (1, ClusterState.FINISHED)
+    assert (driver.step, driver.coordinator.cluster.state) == (1, ClusterState.FINISHED)
 
 
 def test_another_grace_holds_at_once() -> None:

@@ -264,11 +264,11 @@ def test_tokens_of_past_steps_are_explained() -> None:
     first.push(), second.push()
     assert driver.step == 1
     assert first.has_token(first.ask())
-    words = driver.coordinator.explain(driver.now)
+    words = driver.coordinator.cluster.explain(driver.now)
     assert "9 tokens of earlier steps come first out of the fifo queue: gradients for them are dropped" in words
     for _ in range(9):
         assert second.has_token(second.ask())
-    assert "earlier step" not in driver.coordinator.explain(driver.now)
+    assert "earlier step" not in driver.coordinator.cluster.explain(driver.now)
 
 
 @pytest.mark.parametrize("number", [1_030, 1_031])
@@ -296,7 +296,7 @@ def test_a_queue_that_all_wait_at_is_explained() -> None:
     first, second = driver.train(0, 1)
     first.push()
     first.ask()
-    assert "last seen: worker 1" in driver.coordinator.explain(driver.now)
+    assert "last seen: worker 1" in driver.coordinator.cluster.explain(driver.now)
     second.ask()
     advice = "All live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
-    assert advice in driver.coordinator.explain(driver.now)
+    assert advice in driver.coordinator.cluster.explain(driver.now)

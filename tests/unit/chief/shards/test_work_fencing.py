@@ -40,7 +40,7 @@ def test_a_shard_refuses_a_chief_only_once_all_others_obey() -> None:
         end = await scene.end_of(work)
         assert isinstance(end, messages.Failed) and "it failed half-way" in end.error.message
         assert (scene.links[1].epoch, scene.links[1].chief_incarnation) == (1, 5), "no earlier chief goes on"
-        assert not scene.all_of(messages.ShardAdopted)
+        assert not scene.all_of(messages.Done)
 
     play(act)
 
@@ -48,7 +48,7 @@ def test_a_shard_refuses_a_chief_only_once_all_others_obey() -> None:
 def test_a_checkpoint_of_a_chief_that_is_still_in_charge_is_reported(tmp_path: Path, commit: messages.CommitCheckpoint) -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
-        await scene.one_of(messages.ShardAdopted)
+        await scene.adopted()
         scene.side.carry_out(commit)
         assert await scene.end_of(commit) == messages.Done(work=commit)
 
@@ -61,13 +61,13 @@ def test_a_checkpoint_completed_after_another_chief_took_over_is_not_reported(
 ) -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
-        await scene.one_of(messages.ShardAdopted)
+        await scene.adopted()
         scene.links[0].chief_incarnation = obeys  # 0: another process, which nobody has adopted yet
         looks = scene.links[0].num_looks
         scene.side.carry_out(commit)
         await until(lambda: scene.links[0].num_looks > looks)
         await scene.settle()
-        assert not scene.all_of(messages.Done, messages.Failed)
+        assert not scene.has_ended(commit)
         assert bool(scene.superseded) == (obeys > 5)
 
     play(act, tmp_path)
@@ -78,7 +78,7 @@ def test_a_checkpoint_is_reported_once_a_standby_has_replaced_the_process_that_e
 ) -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
-        await scene.one_of(messages.ShardAdopted)
+        await scene.adopted()
         scene.links[0].chief_incarnation = 0  # started again, and adopted by nobody
         looks = scene.links[0].num_looks
         scene.side.carry_out(commit)
@@ -92,11 +92,11 @@ def test_a_checkpoint_is_reported_once_a_standby_has_replaced_the_process_that_e
 def test_a_superseded_chief_does_not_report_a_record_that_no_shard_kept() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
-        await scene.one_of(messages.ShardAdopted)
+        await scene.adopted()
         scene.links[0].always["keep_record"] = Superseded("chief 6 has it")
-        scene.side.carry_out(keeping(1))
+        scene.side.carry_out(record := keeping(1))
         await until(lambda: bool(scene.superseded))
-        assert not scene.all_of(messages.Done, messages.Failed)
+        assert not scene.has_ended(record)
 
     play(act)
 
@@ -104,7 +104,7 @@ def test_a_superseded_chief_does_not_report_a_record_that_no_shard_kept() -> Non
 def test_a_step_is_not_asked_again_of_another_process() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
-        await scene.one_of(messages.ShardAdopted)
+        await scene.adopted()
         scene.links[1].errors["apply_step"] = [Unavailable("connection reset")]
         scene.links[1].process_incarnation = 8
         scene.side.carry_out(APPLY)
@@ -125,7 +125,7 @@ def test_a_chief_leaves_shards_that_another_chief_has_begun_anew_to_that_chief(o
         scene.links[1].life, scene.links[1].process_incarnation = LIFE + 2, 8
         scene.side.carry_out(messages.AdoptShards(fence=fence(1, 5, life=own_life)))
         # One that begins a life of its own has no number in common with the other chief.
-        await until(lambda: bool(scene.superseded if own_life == LIFE else scene.all_of(messages.ShardAdopted)))
+        await until(lambda: bool(scene.superseded if own_life == LIFE else scene.all_of(messages.Done)))
         assert [link.chief_incarnation for link in scene.links][1] == (4 if own_life == LIFE else 5)
 
     play(act)
