@@ -14,7 +14,7 @@ from ps_protocol.checkpoint.manifest import ManifestEncoder
 from ps_protocol.checkpoint.storage import CheckpointStorage, LocalStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorEntry, TensorFileReader, open_file, write_file
 from ps_protocol.errors import DataLoss
-from ps_protocol.model.keys import ROWS_PART
+from ps_protocol.model.keys import OCCURRENCES_PART, ROWS_PART
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Checkpoint
 
@@ -75,7 +75,7 @@ class _WholeTensors:
                 numbers[name] = np.empty(entry.shape, np.int64)
                 reader.read_into(numbers[name])
                 continue
-            rows = numbers.get(entry.name, numbers.get(name))
+            rows = None if part == OCCURRENCES_PART else numbers.get(entry.name, numbers.get(name))
             if rows is None:
                 self.arrays[entry.name] = self._memory(entry, entry.shape)
                 reader.read_into(self.arrays[entry.name])

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.audit.facts import Facts, ShardLife
 from ps_protocol.errors import PsError
-from ps_protocol.model.keys import KEYS_PART
+from ps_protocol.model.keys import KEYS_PART, OCCURRENCES_PART
 from ps_protocol.model.layout import Segments, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -43,7 +43,9 @@ class _Snapshot:
             for piece, parts in saved:
                 if piece.variable.name == table.piece.variable.name:
                     first, chosen = table.extend(parts[KEYS_PART])
-                    for name in parts.keys() - {KEYS_PART}:
+                    if OCCURRENCES_PART in parts:
+                        table.take_counters(piece, parts[OCCURRENCES_PART], where=f"shard {shard}")
+                    for name in parts.keys() - {KEYS_PART, OCCURRENCES_PART}:
                         table.memory_of(name)[first : first + chosen.size] = parts[name][chosen]
 
     def state_of(self, shard: int) -> HiddenState:

@@ -27,6 +27,10 @@ MAX_AGE = (1 << 31) - 1
 KEYS_PART = "row keys"
 # And the part with the step that used each row last, modulo 2^32, where old rows make room for new ones.
 USE_PART = "row use"
+# And the part with the counters of keys that are not admitted yet: bytes, the same number for each bucket.
+OCCURRENCES_PART = "row occurrences"
+# The most steps with a gradient for a key that it may have to wait for.
+MAX_ADMIT_AFTER = 32
 # And in a delta the part that says which rows of a table the others have, by their numbers in the slice, ascending.
 ROWS_PART = "row numbers"
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.expressions import VARIABLE, Formula
-from ps_protocol.model.keys import MAX_AGE, MAX_BOUND, buckets_for
+from ps_protocol.model.keys import MAX_ADMIT_AFTER, MAX_AGE, MAX_BOUND, buckets_for
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.programs import Names, Program, compiled, parsed
@@ -231,7 +231,7 @@ class VariableSpec:
     `initializer` (tables only) None: the first values are sent. `partition` None: cut by size, by the model's placement policy.
     `keys` (tables only): a keyed table begins without any row, and ANY is the extent of axis 0. Where it has `max_rows` (0: no such bound),
     those that were not used lately make room for new ones. After `max_age_steps` (0: never) that did not use it, a row is gone. A key gets
-    one in a step with `admit_probability` (0: always).
+    one in a step with `admit_probability` (0: always), or in the `admit_after`th step that has a gradient for it (0: the first).
     """
 
     name: str
@@ -247,6 +247,7 @@ class VariableSpec:
     max_rows: int = 0
     max_age_steps: int = 0
     admit_probability: float = 0.0
+    admit_after: int = 0
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -268,7 +269,7 @@ class VariableSpec:
         if self.initializer is not None and not self.is_sparse:
             raise InvalidSpec(f"{what}: only sparse variables are initialised by the server; give the values of a dense one")
         zero_row = None if self.initializer is None else self.initializer.zero_row
-        for option, most in (("max_rows", MAX_BOUND), ("max_age_steps", MAX_AGE)):
+        for option, most in (("max_rows", MAX_BOUND), ("max_age_steps", MAX_AGE), ("admit_after", MAX_ADMIT_AFTER)):
             value = getattr(self, option)
             if type(value) is not int or not 0 <= value <= most or (value and not self.is_keyed):
                 raise InvalidSpec(f"{what}: {option} = {shown(value)}, want 1 to {most}, of a table with keys only")
@@ -277,6 +278,8 @@ class VariableSpec:
             raise InvalidSpec(f"{what}: admit_probability = {shown(chance)}, want more than 0 and at most 1, of a table with keys only")
         if self.is_keyed and (not self.is_sparse or self.initializer is None or self.shape[:1] != (ANY,)):
             raise InvalidSpec(f"{what}: only a table of any rows ({ANY}, …) whose first values its server makes has keys")
+        if chance and self.admit_after:
+            raise InvalidSpec(f"{what}: admit_probability = {chance} and admit_after = {self.admit_after}; give one of them")
         if self.is_keyed and zero_row is not None:
             raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and rows with keys have no number")
         if zero_row is not None and zero_row >= self.shape[0]:

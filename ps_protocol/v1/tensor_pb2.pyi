@@ -113,7 +113,7 @@ class Partition(_message.Message):
     def __init__(self, axis: _Optional[int] = ..., num_slices: _Optional[int] = ...) -> None: ...
 
 class VariableSpec(_message.Message):
-    __slots__ = ("name", "data_type", "shape", "optimizer", "is_sparse", "sparse_mean", "initializer", "constraint", "partition", "keys", "max_rows", "max_age_steps", "admit_probability")
+    __slots__ = ("name", "data_type", "shape", "optimizer", "is_sparse", "sparse_mean", "initializer", "constraint", "partition", "keys", "max_rows", "max_age_steps", "admit_probability", "admit_after")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class VariableSpec(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_AGE_STEPS_FIELD_NUMBER: _ClassVar[int]
     ADMIT_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_AFTER_FIELD_NUMBER: _ClassVar[int]
     name: str
     data_type: DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -140,7 +141,8 @@ class VariableSpec(_message.Message):
     max_rows: int
     max_age_steps: int
     admit_probability: float
-    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., is_sparse: bool = ..., sparse_mean: _Optional[_Union[SparseMean, str]] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., keys: _Optional[_Union[RowKeys, str]] = ..., max_rows: _Optional[int] = ..., max_age_steps: _Optional[int] = ..., admit_probability: _Optional[float] = ...) -> None: ...
+    admit_after: int
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., is_sparse: bool = ..., sparse_mean: _Optional[_Union[SparseMean, str]] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., keys: _Optional[_Union[RowKeys, str]] = ..., max_rows: _Optional[int] = ..., max_age_steps: _Optional[int] = ..., admit_probability: _Optional[float] = ..., admit_after: _Optional[int] = ...) -> None: ...
 
 class VariableSlice(_message.Message):
     __slots__ = ("variable", "start", "stop", "axis")

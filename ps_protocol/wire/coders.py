@@ -110,6 +110,7 @@ def write_VariableSpec(value: VariableSpec, message: Any) -> None:
     message.max_rows = value.max_rows
     message.max_age_steps = value.max_age_steps
     message.admit_probability = value.admit_probability
+    message.admit_after = value.admit_after
 
 
 def read_VariableSpec(message: Any) -> VariableSpec:
@@ -129,6 +130,7 @@ def read_VariableSpec(message: Any) -> VariableSpec:
             max_rows=message.max_rows,
             max_age_steps=message.max_age_steps,
             admit_probability=message.admit_probability,
+            admit_after=message.admit_after,
         )
     except fields.MalformedMessage as error:
         words = f"{special.variable_place(message)}: {error.message}"

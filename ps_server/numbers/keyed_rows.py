@@ -9,11 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ps_protocol.errors import LimitExceeded
-from ps_protocol.model.keys import KEYS_PART, USE_PART, are_gone, draws
+from ps_protocol.model.keys import KEYS_PART, OCCURRENCES_PART, USE_PART, are_gone, draws
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array
 from ps_server.numbers.key_index import MAX_ROWS, KeyIndex
+from ps_server.numbers.occurrences import BUCKET_BYTES, Occurrences
 from ps_server.numbers.row_buckets import RowBuckets
 
 # The step that used a row last; and in a bounded table its place in a bucket, and whether a step needs it.
@@ -58,6 +59,9 @@ class NumberedRows:
         """Returns None: all."""
         return None
 
+    def count_unadmitted(self, indices: Array) -> None:
+        """Has no effect."""
+
     def plan(self, indices: Array, *, now: int, evicts: bool = True) -> Plan:
         """Returns the numbers."""
         return Plan(numbers=indices, begins=_NONE, new=_NONE, evicted=_NONE)
@@ -83,7 +87,7 @@ class KeyedRows:
     def __init__(self, piece: VariableSlice, allocate: Callable[[str, int, int], Array]) -> None:
         variable = piece.variable
         self._piece = piece
-        self._max_age, self._chance = variable.max_age_steps, variable.admit_probability
+        self._max_age, self._chance, self._admit_after = variable.max_age_steps, variable.admit_probability, variable.admit_after
         self._seed = variable.initializer.seed if variable.initializer is not None else 0
         most = min(MAX_ROWS, MAX_TENSOR_BYTES // max(1, piece.row_bytes))
         self.max_rows = min(most, variable.max_rows) if variable.max_rows else most
@@ -94,6 +98,9 @@ class KeyedRows:
         has_use = bool(variable.max_rows or self._max_age)
         self._use = allocate("use of rows", _USE_BYTES, self.max_rows if has_use else 0).view(np.uint32)
         self.memories = {USE_PART: self._use} if has_use else {}
+        counters = allocate("occurrences of keys", BUCKET_BYTES, piece.stop - piece.start if self._admit_after > 1 else 0)
+        self.occurrences = Occurrences(piece, counters, most=self._admit_after) if counters.size else None
+        self._bucket_parts = {OCCURRENCES_PART: counters} if counters.size else {}
         self.nbytes_per_row = _KEY_DTYPE.itemsize + _USE_BYTES * has_use + _BOUNDED_BYTES * (self._buckets is not None)
 
     @property
@@ -108,13 +115,13 @@ class KeyedRows:
 
     @property
     def parts(self) -> dict[str, Array]:
-        """What a checkpoint has of each row, beside values and slots."""
-        return {KEYS_PART: self.keys} | {name: memory[: self.num_rows] for name, memory in self.memories.items()}
+        """What a checkpoint has of each row, beside values and slots, and of each bucket."""
+        return {KEYS_PART: self.keys} | {name: memory[: self.num_rows] for name, memory in self.memories.items()} | self._bucket_parts
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the index, without the keys."""
-        return self._index.nbytes
+        """Bytes of the index, without the keys, and of counters."""
+        return self._index.nbytes + sum(part.nbytes for part in self._bucket_parts.values())
 
     def find(self, keys: Array, *, step: int) -> Array:
         """Returns the row of each key; -1 where it has none at a step."""
@@ -125,10 +132,19 @@ class KeyedRows:
 
     def are_admitted(self, keys: Array, *, step: int, now: int) -> Array | None:
         """Returns which keys have a row `now` or may get one in a step; None: all."""
-        if not self._chance:
+        if self._chance:
+            stays = draws(keys, seed=self._seed, step=step) < self._chance
+        elif self.occurrences is not None:
+            stays = self.occurrences.estimates(keys) + 1 >= self._admit_after
+        else:
             return None
-        stays: Array = draws(keys, seed=self._seed, step=step) < self._chance
         return stays | (self.find(keys, step=now) >= 0)
+
+    def count_unadmitted(self, keys: Array) -> None:
+        """Counts keys that a step had gradients for, and that it did not admit."""
+        self.num_unadmitted += keys.size
+        if self.occurrences is not None:
+            self.occurrences.count(keys)
 
     def plan(self, keys: Array, *, now: int, evicts: bool = True) -> Plan:
         """Returns the rows that keys are to have, where none has been used since the step `now`. Raises LimitExceeded; nothing changes."""

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.errors import InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
-from ps_protocol.model.keys import KEYS_PART, ROWS_PART
+from ps_protocol.errors import DataLoss, InvalidSpec, LimitExceeded, PsError, SlotNotFound, StepGone
+from ps_protocol.model.keys import KEYS_PART, OCCURRENCES_PART, ROWS_PART
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MEAN, MergeSpec
@@ -26,6 +26,7 @@ from ps_protocol.model.variables import Array, SparseMean
 from ps_server.numbers.first_rows import fill_table, rows_of_keys
 from ps_server.numbers.keyed_rows import KeyedRows, NumberedRows
 from ps_server.numbers.memory import MemoryBudget, growing_bytes
+from ps_server.numbers.occurrences import BUCKET_BYTES
 from ps_server.numbers.row_gradients import RowGradient, mean_of_rows, scaled, trimmed_mean_of_rows
 from ps_server.optimizers.rule import UpdateRule
 
@@ -136,10 +137,10 @@ class Table:
         return rows if rows.size < self.num_rows else None
 
     def parts_of(self, rows: Array | None) -> dict[str, Array]:
-        """Returns memory as large as a copy of these rows needs, with their numbers; None: the memory of all rows."""
+        """Returns memory as large as a copy of these rows, and of all counters, needs, with the rows' numbers; None: that of all rows."""
         if rows is None:
             return self.parts
-        return {ROWS_PART: rows} | {name: part[: rows.size] for name, part in self.parts.items()}
+        return {ROWS_PART: rows} | {name: part if name == OCCURRENCES_PART else part[: rows.size] for name, part in self.parts.items()}
 
     def memory_of(self, part: str) -> Array:
         """Returns the memory of a part but for the keys, of as many rows as there may be."""
@@ -171,23 +172,36 @@ class Table:
         self.rows.add(keys)
         return first, chosen
 
+    def take_counters(self, piece: VariableSlice, counters: Array, *, where: str) -> None:
+        """Takes over how often keys occurred, from a file of another slice. Raises DataLoss if it does not fit."""
+        assert isinstance(self.rows, KeyedRows)
+        if self.rows.occurrences is None or counters.size != (piece.stop - piece.start) * BUCKET_BYTES:
+            raise DataLoss(f"{where}: the counters of keys of table {piece.variable.name!r} are not those of its buckets")
+        self.rows.occurrences.take_over(piece, counters)
+
     def make_rows(self, gradient: RowGradient, *, step: int) -> None:
         """Makes the rows of those keys that have none and are admitted at `step`, as far as there is room. Raises LimitExceeded.
 
         Rows of keys that have one are used at `step`: when the process begins again, they must not have the age of the step that made them.
         """
-        keys = self.admitted(gradient, step=step).indices
-        self.rows.num_unadmitted += gradient.indices.size - keys.size
+        keys = self.admitted(gradient, step=step, counts=True).indices
         plan = self.rows.plan(keys, now=self._progress.step, evicts=False)
         if plan.begins.size:
             self._renew(plan.numbers[plan.begins], self._first_values(keys[plan.begins]))
         self.rows.carry_out(plan, keys, step=step)
 
-    def admitted(self, gradient: RowGradient, *, step: int | None = None) -> RowGradient:
-        """Returns the gradient without those keys that have no row and are to get none at `step` (None: the one that is applied next)."""
+    def admitted(self, gradient: RowGradient, *, step: int | None = None, counts: bool = False) -> RowGradient:
+        """Returns the gradient without those keys that have no row and are to get none at `step` (None: the one that is applied next).
+
+        `counts`: those that are left out have occurred in that step; else nothing changes.
+        """
         now = self._progress.step
         stays = self.rows.are_admitted(gradient.indices, step=now if step is None else step, now=now)
-        return gradient if stays is None else RowGradient(indices=gradient.indices[stays], rows=gradient.rows[stays])
+        if stays is None:
+            return gradient
+        if counts:
+            self.rows.count_unadmitted(gradient.indices[~stays])
+        return RowGradient(indices=gradient.indices[stays], rows=gradient.rows[stays])
 
     def _renew(self, numbers: Array, first: Array) -> None:
         """Gives rows first values, and their slots what they begin with."""
@@ -552,6 +566,13 @@ class TableGroup:
                     table.skip()
         return num_nonfinite
 
+    def take_counters(self, piece: VariableSlice, counters: Array, *, where: str) -> None:
+        """Takes over how often keys occurred, from a file of another slice. Raises DataLoss if it does not fit."""
+        assert isinstance(self.rows, KeyedRows)
+        if self.rows.occurrences is None or counters.size != (piece.stop - piece.start) * BUCKET_BYTES:
+            raise DataLoss(f"{where}: the counters of keys of table {piece.variable.name!r} are not those of its buckets")
+        self.rows.occurrences.take_over(piece, counters)
+
     def make_rows(self, gradients: Mapping[int, RowGradient], *, step: int) -> None:
         """Makes the rows of keyed tables that the gradients are for, as if at `step`. Raises LimitExceeded."""
         for position, gradient in gradients.items():
@@ -593,9 +614,7 @@ class TableGroup:
             else:
                 mean = mean_of_rows([gradient for gradient, _ in given], weights=weights, divisor=divisor, sum_dtype=sum_dtype)
             # Before its norm is taken: what is not admitted counts for nothing.
-            num_before, mean = mean.indices.size, table.admitted(mean)
-            if counts:
-                table.rows.num_unadmitted += num_before - mean.indices.size
+            mean = table.admitted(mean, counts=counts)
             if self._limit:
                 np.clip(mean.rows, -self._limit, self._limit, out=mean.rows)
         return mean

@@ -34,7 +34,7 @@ from ps_protocol.errors import (
     Unavailable,
     WrongRole,
 )
-from ps_protocol.model.keys import KEYS_PART, ROWS_PART, gathered, spread
+from ps_protocol.model.keys import KEYS_PART, OCCURRENCES_PART, ROWS_PART, gathered, spread
 from ps_protocol.model.layout import ALIGNMENT, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -213,7 +213,7 @@ def copy_memory(source: StateMemory, like: StateMemory, into: StateMemory, *, st
     for table, wanted, copies in zip(source.tables, like.tables, into.tables, strict=True):
         rows = wanted.get(ROWS_PART)
         for name, copied in copies.items():
-            if rows is None or name == ROWS_PART:
+            if rows is None or name in (ROWS_PART, OCCURRENCES_PART):
                 whole.append((wanted[name] if name == ROWS_PART else table[name], copied))
             else:
                 parts += [(table[name], rows, copied, start) for start in range(0, rows.size, _PART_ROWS)]
@@ -327,7 +327,7 @@ class SavedRows:
     """
 
     def __init__(self, piece: VariableSlice, tables: Sequence[Table], newer: Sequence[tuple[Array | None, Array]] = ()) -> None:
-        self._tables, self._newer = tables, newer
+        self._piece, self._tables, self._newer = piece, tables, newer
         # For each table: its first row of these, and which of the saved rows come from there on.
         self._places: list[tuple[Table, int, Array | range]] | None = None
         self._num_rows = self._num_in_file = 0
@@ -361,6 +361,12 @@ class SavedRows:
             if self._places is None:
                 keys = newest_keys(keys, self._newer, where=where)
                 self._num_rows, self._places = keys.size, [(table, *table.extend(spread(keys))) for table in self._tables]
+            return
+        if part == OCCURRENCES_PART:
+            counters = np.empty(entry.num_bytes, np.uint8)
+            read_into(counters)
+            for table in self._tables:
+                table.take_counters(self._piece, counters, where=where)
             return
         numbers, num_rows = self._numbers, self._num_in_file
         memory = self._tables[0].memory_of(part)

@@ -66,7 +66,7 @@ class SimulatedCluster:
         )
         self.oracle = Oracle(
             servers=self.servers, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP, rules=rules,
-            max_age=scenario.max_age, admitted=scenario.admitted,
+            max_age=scenario.max_age, admitted=scenario.admitted, admit_after=scenario.admit_after,
         )  # fmt: skip
         self.storage = SimulatedStorage(on_commit=self._committed)
         self.workers = tuple(f"worker-{index}" for index in range(scenario.num_workers))
@@ -496,6 +496,7 @@ def _model(scenario: Scenario) -> ModelSpec:
         max_rows=max_rows,
         max_age_steps=scenario.max_age,
         admit_probability=scenario.admitted,
+        admit_after=scenario.admit_after,
     )
     optimizer = OptimizerSpec(name="momentum", learning_rate=constant(LEARNING_RATE), hyperparameters={"momentum": MOMENTUM})
     # So large a norm that nothing is scaled: what matters is the way through PrepareStep.

@@ -21,12 +21,14 @@ class State:
     """One shard's values at one step, and their slot; and the phase of training, which begins with an empty slot.
 
     The values are those of its variable, and then of the rows of `keys`; `used`: the step after the last that changed each row.
+    `occurred`: in how many steps each key was not admitted.
     """
 
     value: Array
     momentum: Array
     keys: Array
     used: Array
+    occurred: Array
     phase: int = 0
 
 

@@ -43,6 +43,7 @@ from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.numbers import apply
 from ps_server.numbers.keyed_rows import KeyedRows
+from ps_server.numbers.occurrences import Occurrences
 from ps_server.numbers.tables import Table
 from ps_server.shard.followed import FollowedWeights
 from ps_server.shard.gate import AdmittedWorkers, Fences
@@ -696,6 +697,14 @@ def _admits_every_key(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KeyedRows, "are_admitted", lambda rows, keys, step, now: None)
 
 
+def _counts_no_keys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Occurrences, "count", lambda occurrences, keys: None)
+
+
+def _restores_no_counts_of_keys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Occurrences, "take_over", lambda occurrences, piece, memory: None)
+
+
 def _forgets_a_row_that_changed(patch: pytest.MonkeyPatch) -> None:
     mark = Table._mark
     patch.setattr(Table, "_mark", lambda table, numbers: mark(table, numbers[1:]))
@@ -778,7 +787,17 @@ def _lets_rows_age(scenario: Scenario) -> Scenario:
 
 
 def _admits_few_keys(scenario: Scenario) -> Scenario:
-    return replace(scenario, admitted=0.3)
+    return replace(scenario, admitted=0.3, admit_after=0)
+
+
+def _admits_the_second_time(scenario: Scenario) -> Scenario:
+    return replace(scenario, admitted=0.0, admit_after=2)
+
+
+def _kills_a_server_after_the_first_step(scenario: Scenario) -> Scenario:
+    fault = Fault(at=1.0 + scenario.seed % 97 * 0.01, kind="kill", target=("ps-0",), seconds=0.05)
+    scenario = replace(_admits_the_second_time(scenario), durability=Durability.STEP, every_steps=1, compute_s=0.5, has_standbys=False)
+    return replace(scenario, faults=(fault,), network=NetworkSpec(), policy=DEFAULT_POLICY, max_age=0)
 
 
 def _goes_back_to_a_delta(scenario: Scenario) -> Scenario | None:
@@ -852,6 +871,9 @@ MUTATIONS: dict[str, Mutation] = {
     "a restored table lacks a row": Mutation("5", _restores_too_few_rows, has("kill")),
     "a row that no step used for long is read": Mutation("5", _keeps_rows_for_ever, _lets_rows_age),
     "a key gets a row without being admitted": Mutation("5", _admits_every_key, _admits_few_keys),
+    "keys are admitted without having occurred": Mutation("5", _admits_every_key, _admits_the_second_time),
+    "keys that wait are never admitted": Mutation("5", _counts_no_keys, _admits_the_second_time),
+    "a restored server has lost the counts of keys": Mutation("5", _restores_no_counts_of_keys, _kills_a_server_after_the_first_step),
     "a delta lacks a row that changed": Mutation("5", _forgets_a_row_that_changed, _goes_back_to_a_delta, first_seed=1020),
     "a delta rests on the full checkpoint alone": Mutation("45", _rests_on_the_full_one_alone, _goes_back_to_a_delta, first_seed=1017),
     "what a delta rests on is removed": Mutation("6", _removes_what_deltas_rest_on, _goes_back_to_a_delta, first_seed=1017),

@@ -97,11 +97,19 @@ class Oracle:
     """Raises BrokenPromise at the event that breaks one. An era is one epoch of one life of the cluster: what is said in it holds in it."""
 
     def __init__(
-        self, *, servers: Sequence[str], size: int, is_durable_at_once: bool, rules: PolicyRules, max_age: int = 0, admitted: float = 0.0
+        self,
+        *,
+        servers: Sequence[str],
+        size: int,
+        is_durable_at_once: bool,
+        rules: PolicyRules,
+        max_age: int = 0,
+        admitted: float = 0.0,
+        admit_after: int = 0,
     ) -> None:
         self.rules = rules
-        # After how many steps a row is gone (0: never), and with which probability a step gives a key one (0: always).
-        self._max_age, self._admitted = max_age, admitted
+        # After how many steps a row is gone (0: never), and with which probability a step gives a key one (0: always), or its how manyth.
+        self._max_age, self._admitted, self._admit_after = max_age, admitted, admit_after
         # The rules that hold at each chief, by its incarnation; and those that held when a chief was asked to count a contribution.
         self._rules_at: dict[int, PolicyRules] = {}
         self._counted_under: dict[PushId, set[PolicyRules]] = {}
@@ -182,7 +190,9 @@ class Oracle:
         self._without.discard(server)
         epoch.at[server] = spec.initial_step
         keys = keys_of(spec.layout)
-        epoch.states[server, spec.initial_step] = State(held, np.zeros_like(held), keys, np.full(keys.size, _NEVER))
+        epoch.states[server, spec.initial_step] = State(
+            held, np.zeros_like(held), keys, np.full(keys.size, _NEVER), np.zeros(keys.size, np.int64)
+        )
 
     def applied(self, server: str, life: int, request: ApplyRequest, held: Array, *, rate: float = LEARNING_RATE) -> None:
         """A shard has applied a step. `rate`: the learning rate that it was told to use, for want of another."""
@@ -614,6 +624,7 @@ class Oracle:
         before = np.zeros_like(state.momentum) if phase > state.phase else state.momentum
         is_there = self._is_there(state, step)
         gets_row = draws(state.keys, seed=0, step=step) < (self._admitted or 1.0)
+        gets_row &= state.occurred >= self._admit_after - 1
         begins, counts = ~is_there & gets_row, is_there | gets_row
         begins, changes = (
             np.repeat(np.concatenate([[of_variable], some]), self._size) for of_variable, some in ((False, begins), (True, counts))
@@ -625,6 +636,7 @@ class Oracle:
             np.where(changes, momentum, before),
             state.keys,
             np.where(counts, step + 1, state.used),
+            state.occurred + ~counts,
             max(phase, state.phase),
         )
 

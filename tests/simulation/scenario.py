@@ -32,7 +32,8 @@ class Fault:
 class Scenario:
     """One simulated cluster and what befalls it. `num_records_kept`: in the history of each process, about; 0: all.
 
-    `max_age`: after how many steps a row is gone (0: never); `admitted`: with which probability a step gives a key one (0: always).
+    `max_age`: after how many steps a row is gone (0: never); `admitted`: with which probability a step gives a key one (0: always);
+    `admit_after`: or in its how manyth step it gets one (0: the first).
     """
 
     seed: int
@@ -56,6 +57,7 @@ class Scenario:
     full_every: int = 1
     max_age: int = 0
     admitted: float = 0.0
+    admit_after: int = 0
 
     @property
     def is_for_a_standby(self) -> bool:
@@ -74,7 +76,7 @@ class Scenario:
             f"ps={self.num_shards} workers={self.num_workers} R={self.num_required} durability={durability} every={self.every_steps}"
             f" full={self.full_every} lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms}"
             f" policy={self.policy.text} standbys={self.has_standbys} network={self.network} data={self.data} max={self.max_steps}"
-            f" age={self.max_age} admitted={self.admitted:g}"
+            f" age={self.max_age} admitted={self.admitted:g} after={self.admit_after}"
         )
 
 
@@ -125,6 +127,9 @@ def scenario_of(seed: int) -> Scenario:
     scenario = replace(scenario, full_every=random.Random(f"deltas {seed}").choice((1, 1, 2, 3, 8)))
     rows = random.Random(f"rows {seed}")
     scenario = replace(scenario, max_age=rows.choice((0, 0, 1, 2, 5)), admitted=rows.choice((0.0, 0.0, 0.3, 0.7)))
+    if not scenario.admitted:
+        # Of more, other keys could be halved together with those that the oracle counts.
+        scenario = replace(scenario, admit_after=random.Random(f"admission {seed}").choice((0, 2)))
     last = random.Random(f"last step {seed}")
     return replace(scenario, max_steps=last.randint(3, 40)) if last.random() < 0.08 else scenario
 

@@ -110,6 +110,27 @@ def test_the_same_steps_leave_the_same_rows_on_any_number_of_servers_and_no_more
 
 
 @pytest.mark.parametrize("policy", [None, worker_client.async_policy(use_locking=False)], ids=["sync", "on arrival"])
+def test_rows_are_admitted_the_third_time_and_the_same_stay_on_any_number_of_servers(start: Start, policy: PolicySpec | None) -> None:
+    trained: list[Array] = []
+    for num_ps in (1, 3):
+        session, random = start(Shape(num_ps=num_ps)).session(), np.random.default_rng(5)
+        if policy is not None:
+            session.set_policy(policy, timeout_s=20)
+        join(session, admit_after=3, max_rows=100)
+        first = session.read_rows("users", np.arange(400))
+        train(session, np.arange(50))
+        train(session, np.arange(50))
+        assert session.read_rows("users", np.arange(400)).tobytes() == first.tobytes()
+        train(session, np.arange(50))
+        assert (session.read_rows("users", np.arange(50)) != first[:50]).all()
+        for _ in range(40):
+            train(session, random.zipf(1.2, 100) % 400)
+        trained.append(session.read_rows("users", np.arange(400)))
+        assert 80 <= np.count_nonzero((trained[-1] != first).any(axis=1)) <= 100
+    assert trained[0].tobytes() == trained[1].tobytes()
+
+
+@pytest.mark.parametrize("policy", [None, worker_client.async_policy(use_locking=False)], ids=["sync", "on arrival"])
 def test_rows_are_admitted_by_chance_and_gone_after_their_age(start: Start, policy: PolicySpec | None) -> None:
     trained: list[Array] = []
     for num_ps in (1, 3):
@@ -176,7 +197,15 @@ def test_only_a_row_is_declared_of_a_table_with_keys(start: Start) -> None:
         with pytest.raises(InvalidSpec, match="want more than 0 and at most 1"):
             table = EmbeddingTable(2, keys="int64", admit_probability=chance)  # type: ignore[arg-type]
             session.create_or_join({"a": table}, optimizer=worker_client.sgd(1.0))
-    with pytest.raises(InvalidSpec, match=r"max_age_steps = 5, want 1 to 2.31 - 1, of a table with keys only"):
+    with pytest.raises(InvalidSpec, match="max_age_steps = 5, want 1 to 2147483647, of a table with keys only"):
         session.create_or_join({"a": EmbeddingTable((9, 2), max_age_steps=5)}, optimizer=worker_client.sgd(1.0))
+    with pytest.raises(InvalidSpec, match="admit_after = 33, want a whole number from 1 to 32"):
+        session.create_or_join({"a": EmbeddingTable(2, keys="int64", admit_after=33)}, optimizer=worker_client.sgd(1.0))
+    with pytest.raises(InvalidSpec, match=r"admit_probability = 0.5 and admit_after = 2; give one of them"):
+        table = EmbeddingTable(2, keys="int64", admit_after=2, admit_probability=0.5)
+        session.create_or_join({"a": table}, optimizer=worker_client.sgd(1.0))
+    with pytest.raises(InvalidSpec, match="split by their hashes, evenly; leave out the partitioner"):
+        table = EmbeddingTable(2, keys="int64", partitioner=worker_client.fixed_size_partitioner(2))
+        session.create_or_join({"a": table}, optimizer=worker_client.sgd(1.0))
     with pytest.raises(InvalidSpec, match="keys = 'text', want one of int64, uint64"):
         session.create_or_join({"a": EmbeddingTable(2, keys="text")}, optimizer=worker_client.sgd(1.0))

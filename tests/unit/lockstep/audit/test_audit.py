@@ -133,7 +133,7 @@ def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("max_rows", [0, 33])
-@pytest.mark.parametrize("options", [{}, {"max_age_steps": 2, "admit_probability": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"max_age_steps": 2, "admit_probability": 0.5}, {"admit_after": 2}])
 def test_history_of_rows_that_made_room_for_others_or_grew_old_is_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], max_rows: int, options: dict[str, Any]
 ) -> None:

@@ -238,7 +238,14 @@ def _rows_of(tables: list[Table]) -> dict[int, bytes]:
     }
 
 
-BOUNDS: list[dict[str, Any]] = [{}, {"max_age_steps": 4}, {"admit_probability": 0.3}, {"max_age_steps": 9, "admit_probability": 0.5}]
+BOUNDS: list[dict[str, Any]] = [
+    {},
+    {"max_age_steps": 4},
+    {"admit_probability": 0.3},
+    {"max_age_steps": 9, "admit_probability": 0.5},
+    {"admit_after": 2},
+    {"max_age_steps": 9, "admit_after": 2},
+]
 
 
 @pytest.mark.parametrize("options", BOUNDS)
@@ -255,7 +262,8 @@ def test_the_same_keys_are_admitted_and_evicted_however_the_table_is_cut(cut: tu
             least, greatest = table.piece.index_range
             here = keys[(keys >= least) & (keys <= greatest)]
             table._rule.begin(step)
-            table.apply(table.admitted(RowGradient(indices=here, rows=np.repeat((here % 7)[:, None].astype(np.float64), WIDTH, axis=1))))
+            gradient = RowGradient(indices=here, rows=np.repeat((here % 7)[:, None].astype(np.float64), WIDTH, axis=1))
+            table.apply(table.admitted(gradient, counts=True))
             table._rule.advance()
     assert _rows_of(parts) == _rows_of([whole])
     assert sum(table.rows.num_evicted for table in parts) == whole.rows.num_evicted > 0
@@ -329,13 +337,48 @@ def test_a_key_is_admitted_with_its_probability_in_each_step_that_has_it() -> No
     assert set(again.admitted(first).indices) == set(table.parts["row keys"][: known[0]])
 
 
-def test_what_is_not_admitted_changes_no_row_and_no_norm() -> None:
-    variable = replace(_piece().variable, admit_probability=0.5)
+@pytest.mark.parametrize("admit_after", [2, 3, 5])
+def test_a_key_is_admitted_the_nth_time_on_whichever_server_and_also_after_a_restoration(admit_after: int) -> None:
+    def parts_of(step: int = 0) -> list[Table]:
+        return [_bounded(0, "sgd", start=start, stop=stop, step=step, admit_after=admit_after) for start, stop in ((0, 9999), (9999, None))]
+
+    keys, tables, random = np.sort(spread(np.arange(500))), parts_of(), np.random.default_rng(admit_after)
+    times, first = np.zeros(keys.size, int), np.concatenate([table.take(keys, step=None) for table in tables[:1]])
+    for step in range(12):
+        given = np.flatnonzero(random.random(keys.size) < 0.4)
+        times[given] += 1
+        for table in tables:
+            least, greatest = table.piece.index_range
+            here = keys[given][(keys[given] >= least) & (keys[given] <= greatest)]
+            table._rule.begin(step)
+            table.apply(table.admitted(_of_ones(here), counts=True))
+            table._rule.advance()
+        if step in (3, 6):
+            saved, tables = tables, parts_of(step + 1)[:: -1 if step == 3 else 1]
+            for table in tables:
+                for other in saved:
+                    begin, chosen = table.extend(other.parts["row keys"])
+                    table.memory_of("")[begin : begin + chosen.size] = other.parts[""][chosen]
+                    table.take_counters(other.piece, other.parts["row occurrences"], where="a file")
+    lost = sum(np.where(table.rows.find(keys, step=12)[:, None] >= 0, first - table.take(keys, step=None), 0) for table in tables)
+    expected = np.maximum(times - admit_after + 1, 0) * 0.5
+    np.testing.assert_allclose(lost, np.repeat(expected[:, None], WIDTH, axis=1))
+    assert sum(table.num_rows for table in tables) == (times >= admit_after).sum() > 100
+
+
+@pytest.mark.parametrize("option", [{"admit_probability": 0.5}, {"admit_after": 2}], ids=str)
+def test_what_is_not_admitted_changes_no_row_and_no_norm(option: dict[str, Any]) -> None:
+    variable = replace(_piece().variable, **option)
     layout = Layout([VariableSlice(variable=variable, start=0, stop=NUM_BUCKETS)])
     rule = UpdateRule(OptimizerSpec(name="sgd", learning_rate=constant(0.5)))
     tables = TableGroup(layout, [rule], clip=NO_CLIP, budget=MemoryBudget(None, owner="ps 0"), step=0)
     table, keys = tables.table(0), np.sort(spread(np.arange(1000)))
-    step = SparseStep(gradients=[{0: RowGradient(indices=keys, rows=np.ones((1000, WIDTH)))}], weights=[1.0], scales=[])
+    if "admit_after" in option:
+        first = SparseStep(gradients=[{0: _of_ones(keys[::2])}], weights=[1.0], scales=[])
+        assert tables.sums_of_squares(first) == [0]
+        table.admitted(_of_ones(keys[::2]), counts=True)
+        table.rows.num_unadmitted = 0
+    step = SparseStep(gradients=[{0: _of_ones(keys)}], weights=[1.0], scales=[])
     norms = tables.sums_of_squares(step)
     rule.begin(0)
     tables.apply(step, on_arrival=False)
