@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from worker_client import *  # noqa: F403 (this module exports every name of the SDK and keeps no list of its own)
     from worker_client import DNNClassifier as DNNClassifier  # not in __all__: they need scikit-learn
     from worker_client import DNNRegressor as DNNRegressor
+    from worker_client.model.declarations import *  # noqa: F403
+    from worker_client.model.optimizers import *  # noqa: F403
+    from worker_client.model.policies import *  # noqa: F403
 
 __version__ = "0.1.0"
 

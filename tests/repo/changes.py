@@ -112,8 +112,7 @@ def signum(learning_rate: Rate) -> OptimizerSpec:
 
 ''',
             ),
-            Edit(path="worker_client/__init__.py", before="    lion,\n", text="    signum,\n"),
-            Edit(path="worker_client/__init__.py", before='    "lion",\n', text='    "signum",\n'),
+            Edit(path="worker_client/model/optimizers.py", before='    "lion",\n', text='    "signum",\n'),
         ),
         proof=_TRAIN.replace("OPTIMIZER", "lockstep.signum(0.25)") + "assert w.tolist() == [0.75] * 4, w\n",
     ),
@@ -178,12 +177,7 @@ def eager_policy() -> PolicySpec:
 
 ''',
             ),
-            Edit(
-                path="worker_client/__init__.py",
-                before="from worker_client.model.policies import",
-                text="from worker_client.model.policies import eager_policy as eager_policy\n",
-            ),
-            Edit(path="worker_client/__init__.py", before='    "ssp_policy",\n', text='    "eager_policy",\n'),
+            Edit(path="worker_client/model/policies.py", before='    "moving_average",\n', text='    "eager_policy",\n'),
         ),
         proof="import lockstep\nfrom lockstep.cli.commands import COMMANDS\n"
         + _TRAIN.replace("lockstep.local()", "lockstep.local(policy=lockstep.eager_policy())").replace("OPTIMIZER", "lockstep.sgd(0.25)")

@@ -35,6 +35,24 @@ from ps_protocol.model.variables import (
 )
 from worker_client.model.optimizers import plain_number
 
+__all__ = [
+    "Buffer",
+    "EmbeddingTable",
+    "IndexedSlices",
+    "Placement",
+    "UpdateFormula",
+    "Variable",
+    "clip_to",
+    "constant_initializer",
+    "custom_constraint",
+    "max_norm",
+    "non_negative",
+    "normal_initializer",
+    "uniform_initializer",
+    "unit_norm",
+    "zeros_initializer",
+]
+
 # Declarations: variables, tables, buffers and their updates, rows of gradients.
 
 

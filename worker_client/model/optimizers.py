@@ -12,6 +12,30 @@ from ps_protocol.model.misspelling import known_names
 from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, StepHyperparameter, constant
 from ps_protocol.model.shown import shown
 
+__all__ = [
+    "adadelta",
+    "adagrad",
+    "adagrad_da",
+    "adam",
+    "adamw",
+    "cosine_decay",
+    "custom_optimizer",
+    "delayed_nesterov",
+    "exponential_decay",
+    "ftrl",
+    "inverse_time_decay",
+    "lamb",
+    "lion",
+    "momentum",
+    "nadam",
+    "piecewise_constant",
+    "polynomial_decay",
+    "proximal_adagrad",
+    "proximal_sgd",
+    "rmsprop",
+    "sgd",
+]
+
 Arguments = ParamSpec("Arguments")
 Spec = TypeVar("Spec")
 

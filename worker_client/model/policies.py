@@ -10,6 +10,14 @@ from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.spec import AverageSpec
 from worker_client.model.optimizers import plain_number
 
+__all__ = [
+    "async_policy",
+    "moving_average",
+    "outer_policy",
+    "ssp_policy",
+    "sync_policy",
+]
+
 Choice = TypeVar("Choice")
 Count = TypeVar("Count", int, int | None)
 

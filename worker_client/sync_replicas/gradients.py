@@ -11,6 +11,12 @@ from ps_protocol.roles.chief import PushOutcome
 from worker_client.model.declarations import IndexedSlices
 from worker_client.sync_replicas.graph import TRAINS, LossResult, ModelVariable, Run, number_of
 
+__all__ = [
+    "TrainOp",
+    "TrainResult",
+    "map_gradients",
+]
+
 
 class Gradient(Protocol):
     """A gradient that a run will compute."""

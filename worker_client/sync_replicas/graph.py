@@ -23,6 +23,20 @@ from ps_protocol.model.variables import Array
 from worker_client.model.declarations import Buffer, EmbeddingTable, Variable
 from worker_client.session.session import Session
 
+__all__ = [
+    "Graph",
+    "LossResult",
+    "ModelVariable",
+    "create_global_step",
+    "default_graph",
+    "get_global_step",
+    "get_or_create_global_step",
+    "get_variable",
+    "global_variables",
+    "reset_default_graph",
+    "trainable_variables",
+]
+
 GLOBAL_STEP = "global_step"
 
 

@@ -14,6 +14,22 @@ import numpy as np
 from ps_protocol.process.event_file import EventFile
 from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
 
+__all__ = [
+    "Coordinator",
+    "FeedFnHook",
+    "FinalOpsHook",
+    "LoggingTensorHook",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
+    "SecondOrStepTimer",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "StepCounterHook",
+    "StopAtStepHook",
+]
+
 # The interface of hooks: five calls, and their arguments.
 #
 # Source: tf.compat.v1.train.SessionRunHook.

@@ -15,6 +15,21 @@ from worker_client.model.policies import async_policy
 from worker_client.sync_replicas.gradients import TrainOp, check_pairs, is_gradient, loss_gradient
 from worker_client.sync_replicas.graph import Graph, ModelVariable, Run, default_graph, trainable_variables
 
+__all__ = [
+    "AdadeltaOptimizer",
+    "AdagradDAOptimizer",
+    "AdagradOptimizer",
+    "AdamOptimizer",
+    "FtrlOptimizer",
+    "GradientDescentOptimizer",
+    "MomentumOptimizer",
+    "Optimizer",
+    "ProximalAdagradOptimizer",
+    "ProximalGradientDescentOptimizer",
+    "RMSPropOptimizer",
+    "as_optimizer",
+]
+
 # The base class with the API of tf.compat.v1.train: compute, apply, minimize.
 #
 # A plain optimizer trains asynchronously, as in the original: each worker's gradients are applied by themselves, and without `use_locking`

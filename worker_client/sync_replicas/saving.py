@@ -25,6 +25,14 @@ from worker_client.sync_replicas.hooks import (
     SessionRunValues,
 )
 
+__all__ = [
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
+    "SummarySaverHook",
+    "latest_checkpoint",
+    "load_checkpoint",
+]
+
 # A worker's checkpoint file: variables and averages by name, in the safetensors format.
 #
 # It holds values only, no optimizer slots and no state of the servers.

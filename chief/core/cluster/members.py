@@ -344,12 +344,10 @@ class Membership:
         # The lives that this chief has left for another one, and its number in each. Its own participants stay who they are.
         self._left_lives: dict[int, int] = {}
         # Whether the earlier chiefs and epochs are known. No participant is admitted before.
-        # Whether the earlier chiefs and epochs are known. No participant is admitted before.
         self.knows_predecessors = False
         self._why_epoch = ""
         self._epoch_facts: dict[str, str] = {"epoch": str(epoch)}
         # Contributions under earlier chiefs that were applied lately, by worker.
-        # The pushes that `remember` was given, by worker.
         self.remembered: dict[int, WorkerPushes] = {}
         self._chosen: Mapping[PushId, int] = {}
         # The latest incarnations that earlier chiefs of this epoch have given up, by worker: shards have dropped what they gave.
@@ -357,6 +355,8 @@ class Membership:
         self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
         self._by_request: dict[tuple[ParticipantKind, int], int] = {}
         self._num_live = dict.fromkeys(ParticipantKind, 0)
+        # How long the fastest live worker takes for a step of its own; None: to be looked up when it is next asked for.
+        self._fastest_s: float | None = None
 
     @property
     def epoch(self) -> int:
@@ -409,7 +409,14 @@ class Membership:
         own = self._members[ParticipantKind.WORKER][index].inner
         if own is None:
             return 0.0
-        return min(member.inner.pace_s for member in self.live_workers if member.inner is not None) / own.pace_s
+        if self._fastest_s is None:
+            self._fastest_s = min(member.inner.pace_s for member in self.live_workers if member.inner is not None)
+        return self._fastest_s / own.pace_s
+
+    def count(self, member: Member, outcome: PushOutcome, *, now: float, inner: InnerSteps | None) -> None:
+        """Counts a contribution of a participant, which may have said how long its own steps took."""
+        member.count(outcome, inner=inner, now=now)
+        self._fastest_s = None
 
     def find(self, kind: ParticipantKind, index: int) -> Member | None:
         """Returns the latest incarnation, if there ever was one."""
@@ -704,6 +711,7 @@ class Membership:
         return tuple(status_of(member, now, waiting, is_training=is_training) for member in self.all())
 
     def _end(self, member: Member) -> None:
+        self._fastest_s = None
         self._num_live[member.kind] -= member.is_live
         member.state = MemberState.LAPSED if member.is_live else member.state
         self._by_request.pop((member.kind, member.request_id), None)

@@ -469,7 +469,7 @@ class Training:
         verdict = self._judge(commit) if has_ranges or commit.is_applied else Verdict(outcome=PushOutcome.LATE)
         result = _result_of(verdict, global_step=open_step)
         member.outcomes.record(push_id, step=commit.step, result=result)
-        member.count(verdict.outcome, inner=commit.inner, now=now)
+        self._members.count(member, verdict.outcome, inner=commit.inner, now=now)
         self._ledger.count(verdict.outcome, worker=member.index, step=commit.step, staleness=verdict.staleness, now=now)
         if verdict.outcome is not PushOutcome.ACCEPTED and policy.spec.accepts_stale:
             self._discards.add(push_id)
