@@ -35,7 +35,6 @@ _InitializerKind_NUMBERS: dict[Any, Any] = {InitializerKind.CONSTANT: 1, Initial
 _InitializerKind_MEMBERS: dict[Any, Any] = {1: InitializerKind.CONSTANT, 2: InitializerKind.UNIFORM, 3: InitializerKind.NORMAL}
 _ConstraintKind_NUMBERS: dict[Any, Any] = {ConstraintKind.NON_NEGATIVE: 1, ConstraintKind.CLIP: 2, ConstraintKind.MAX_NORM: 3, ConstraintKind.UNIT_NORM: 4, ConstraintKind.FORMULA: 5}
 _ConstraintKind_MEMBERS: dict[Any, Any] = {1: ConstraintKind.NON_NEGATIVE, 2: ConstraintKind.CLIP, 3: ConstraintKind.MAX_NORM, 4: ConstraintKind.UNIT_NORM, 5: ConstraintKind.FORMULA}
-_Schedule_arguments = fields.default_of(Schedule, "arguments")
 _OptimizerSpec_hyperparameters = fields.default_of(OptimizerSpec, "hyperparameters")
 _OptimizerSpec_slot_values = fields.default_of(OptimizerSpec, "slot_values")
 _MergeName_NUMBERS: dict[Any, Any] = {MergeName.MEAN: 1, MergeName.TRIMMED_MEAN: 2, MergeName.BOUNDED_MEAN: 3, MergeName.RADIAL_MEAN: 4}
@@ -48,8 +47,6 @@ _PolicySpec_merge = fields.default_of(PolicySpec, "merge")
 _PolicyName_MEMBERS: dict[Any, Any] = {1: PolicyName.SYNC, 2: PolicyName.SSP, 3: PolicyName.ASYNC, 4: PolicyName.OUTER}
 _TokenMode_MEMBERS: dict[Any, Any] = {1: TokenMode.STRICT, 2: TokenMode.FIFO}
 _TooStale_MEMBERS: dict[Any, Any] = {1: TooStale.DROP, 2: TooStale.SCALE}
-_FormulaUpdate_arrays = fields.default_of(FormulaUpdate, "arrays")
-_FormulaUpdate_numbers = fields.default_of(FormulaUpdate, "numbers")
 _FloatEncoding_NUMBERS: dict[Any, Any] = {FloatEncoding.AS_IS: 0, FloatEncoding.BFLOAT16: 1, FloatEncoding.FLOAT16: 2, FloatEncoding.INT8_BLOCKS: 3, FloatEncoding.TOP_K: 4, FloatEncoding.INT4_BLOCKS: 5}
 _PushResult_NUMBERS: dict[Any, Any] = {PushResult.STAGED: 1, PushResult.STALE: 2, PushResult.DUPLICATE: 3, PushResult.APPLIED: 4}
 _PushResult_MEMBERS: dict[Any, Any] = {1: PushResult.STAGED, 2: PushResult.STALE, 3: PushResult.DUPLICATE, 4: PushResult.APPLIED}
@@ -64,12 +61,6 @@ _ParticipantKind_MEMBERS: dict[Any, Any] = {1: ParticipantKind.WORKER, 2: Partic
 _PushCommit_attached = fields.default_of(PushCommit, "attached")
 _PushOutcome_NUMBERS: dict[Any, Any] = {PushOutcome.ACCEPTED: 1, PushOutcome.STALE: 2, PushOutcome.DUPLICATE: 3, PushOutcome.LATE: 4, PushOutcome.ROLLED_BACK: 5}
 _PushOutcome_MEMBERS: dict[Any, Any] = {1: PushOutcome.ACCEPTED, 2: PushOutcome.STALE, 3: PushOutcome.DUPLICATE, 4: PushOutcome.LATE, 5: PushOutcome.ROLLED_BACK}
-_HyperparameterChange_hyperparameters = fields.default_of(HyperparameterChange, "hyperparameters")
-_Level_NUMBERS: dict[Any, Any] = {Level.GREEN: 1, Level.AMBER: 2, Level.RED: 3}
-_Level_MEMBERS: dict[Any, Any] = {1: Level.GREEN, 2: Level.AMBER, 3: Level.RED}
-_ChosenPush_attached = fields.default_of(ChosenPush, "attached")
-_ChiefRecord_attached = fields.default_of(ChiefRecord, "attached")
-_ChiefRecord_earlier = fields.default_of(ChiefRecord, "earlier")
 _Role_NUMBERS: dict[Any, Any] = {Role.PARAMETER_SERVER: 1, Role.CHIEF: 2, Role.RELAY: 3}
 _Role_MEMBERS: dict[Any, Any] = {1: Role.PARAMETER_SERVER, 2: Role.CHIEF, 3: Role.RELAY}
 _Reduction_NUMBERS: dict[Any, Any] = {Reduction.MEAN: 1, Reduction.SUM: 2}
@@ -89,6 +80,15 @@ _LeaseResult_NUMBERS: dict[Any, Any] = {LeaseResult.GRANTED: 1, LeaseResult.WAIT
 _LeaseResult_MEMBERS: dict[Any, Any] = {1: LeaseResult.GRANTED, 2: LeaseResult.WAIT, 3: LeaseResult.EXHAUSTED}
 _ClusterState_NUMBERS: dict[Any, Any] = {ClusterState.CONNECTING: 1, ClusterState.WAITING_FOR_MODEL: 2, ClusterState.TRAINING: 3, ClusterState.FINISHED: 4, ClusterState.FAILED: 5, ClusterState.RECOVERING: 6}
 _ClusterState_MEMBERS: dict[Any, Any] = {1: ClusterState.CONNECTING, 2: ClusterState.WAITING_FOR_MODEL, 3: ClusterState.TRAINING, 4: ClusterState.FINISHED, 5: ClusterState.FAILED, 6: ClusterState.RECOVERING}
+_Schedule_arguments = fields.default_of(Schedule, "arguments")
+_FormulaUpdate_arrays = fields.default_of(FormulaUpdate, "arrays")
+_FormulaUpdate_numbers = fields.default_of(FormulaUpdate, "numbers")
+_ChiefRecord_attached = fields.default_of(ChiefRecord, "attached")
+_ChiefRecord_earlier = fields.default_of(ChiefRecord, "earlier")
+_HyperparameterChange_hyperparameters = fields.default_of(HyperparameterChange, "hyperparameters")
+_Level_NUMBERS: dict[Any, Any] = {Level.GREEN: 1, Level.AMBER: 2, Level.RED: 3}
+_Level_MEMBERS: dict[Any, Any] = {1: Level.GREEN, 2: Level.AMBER, 3: Level.RED}
+_ChosenPush_attached = fields.default_of(ChosenPush, "attached")
 
 
 def write_VariableSpec(value: VariableSpec, message: Any) -> None:
@@ -172,53 +172,6 @@ def read_Constraint(message: Any) -> Constraint:
     )
 
 
-def write_Partition(value: Partition, message: Any) -> None:
-    message.axis = value.axis
-    message.num_slices = value.num_slices
-
-
-def read_Partition(message: Any) -> Partition:
-    return Partition(
-        axis=message.axis,
-        num_slices=message.num_slices,
-    )
-
-
-def write_VariableSlice(value: VariableSlice, message: Any) -> None:
-    write_VariableSpec(value.variable, message.variable)
-    message.start = value.start
-    message.stop = value.stop
-    message.axis = value.axis
-
-
-def read_VariableSlice(message: Any) -> VariableSlice:
-    return VariableSlice(
-        variable=read_VariableSpec(message.variable) if message.HasField("variable") else fields.missing(message, "variable"),
-        start=message.start,
-        stop=message.stop,
-        axis=message.axis,
-    )
-
-
-def write_Schedule(value: Schedule, message: Any) -> None:
-    message.name = value.name
-    if one := value.arguments:
-        message.arguments.update(one)
-    if one := value.boundaries:
-        message.boundaries.extend(one)
-    if one := value.values:
-        message.values.extend(one)
-
-
-def read_Schedule(message: Any) -> Schedule:
-    return Schedule(
-        name=message.name,
-        arguments=dict(sorted(message.arguments.items())),
-        boundaries=tuple(message.boundaries),
-        values=tuple(message.values),
-    )
-
-
 def write_OptimizerSpec(value: OptimizerSpec, message: Any) -> None:
     message.name = value.name
     write_Schedule(value.learning_rate, message.learning_rate)
@@ -242,37 +195,6 @@ def read_OptimizerSpec(message: Any) -> OptimizerSpec:
     )
 
 
-def write_AverageSpec(value: AverageSpec, message: Any) -> None:
-    message.decay = value.decay
-    message.use_num_updates = value.use_num_updates
-    message.zero_debias = value.zero_debias
-    if one := value.variables:
-        message.variables.extend(one)
-
-
-def read_AverageSpec(message: Any) -> AverageSpec:
-    return AverageSpec(
-        decay=message.decay,
-        use_num_updates=message.use_num_updates,
-        zero_debias=message.zero_debias,
-        variables=tuple(message.variables),
-    )
-
-
-def write_ClipSpec(value: ClipSpec, message: Any) -> None:
-    message.value = value.value
-    message.norm = value.norm
-    message.global_norm = value.global_norm
-
-
-def read_ClipSpec(message: Any) -> ClipSpec:
-    return ClipSpec(
-        value=message.value,
-        norm=message.norm,
-        global_norm=message.global_norm,
-    )
-
-
 def write_MergeSpec(value: MergeSpec, message: Any) -> None:
     message.name = _MergeName_NUMBERS[value.name]
     message.number = value.number
@@ -282,36 +204,6 @@ def read_MergeSpec(message: Any) -> MergeSpec:
     return MergeSpec(
         name=fields.chosen(_MergeName_MEMBERS, message.name, "merge.name") if message.name else MergeName.MEAN,
         number=message.number,
-    )
-
-
-def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
-    message.strategy = value.strategy
-    message.split_bytes = value.split_bytes
-    if one := value.loads:
-        message.loads.update(dict(one))
-    if one := value.pins:
-        message.pins.update(dict(one))
-
-
-def read_PlacementPolicy(message: Any) -> PlacementPolicy:
-    return PlacementPolicy(
-        strategy=message.strategy,
-        split_bytes=message.split_bytes,
-        loads=tuple(sorted(message.loads.items())),
-        pins=tuple(sorted(message.pins.items())),
-    )
-
-
-def write_PlacedSlice(value: PlacedSlice, message: Any) -> None:
-    write_VariableSlice(value.slice, message.slice)
-    message.shard = value.shard
-
-
-def read_PlacedSlice(message: Any) -> PlacedSlice:
-    return PlacedSlice(
-        slice=read_VariableSlice(message.slice) if message.HasField("slice") else fields.missing(message, "slice"),
-        shard=message.shard,
     )
 
 
@@ -375,83 +267,6 @@ def read_PolicySpec(message: Any) -> PolicySpec:
     )
 
 
-def write_DataSpec(value: DataSpec, message: Any) -> None:
-    message.name = value.name
-    message.num_samples = value.num_samples
-    message.range_size = value.range_size
-    message.num_epochs = value.num_epochs
-    if (one := value.shuffle_seed) is not None:
-        message.shuffle_seed = one
-
-
-def read_DataSpec(message: Any) -> DataSpec:
-    return DataSpec(
-        name=message.name,
-        num_samples=message.num_samples,
-        range_size=message.range_size,
-        num_epochs=message.num_epochs,
-        shuffle_seed=message.shuffle_seed if message.HasField("shuffle_seed") else None,
-    )
-
-
-def write_DataRange(value: DataRange, message: Any) -> None:
-    message.id = value.id
-    message.epoch = value.epoch
-    message.start = value.start
-    message.stop = value.stop
-
-
-def read_DataRange(message: Any) -> DataRange:
-    return DataRange(
-        id=message.id,
-        epoch=message.epoch,
-        start=message.start,
-        stop=message.stop,
-    )
-
-
-def write_DataPass(value: DataPass, message: Any) -> None:
-    message.epoch = value.epoch
-    message.done = value.done
-
-
-def read_DataPass(message: Any) -> DataPass:
-    return DataPass(
-        epoch=message.epoch,
-        done=message.done,
-    )
-
-
-def write_DataMarks(value: DataMarks, message: Any) -> None:
-    write_DataSpec(value.data, message.data)
-    message.epoch = value.epoch
-    message.position = value.position
-    if one := value.passes:
-        for item in one:
-            write_DataPass(item, message.passes.add())
-
-
-def read_DataMarks(message: Any) -> DataMarks:
-    return DataMarks(
-        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
-        epoch=message.epoch,
-        position=message.position,
-        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
-    )
-
-
-def write_Era(value: Era, message: Any) -> None:
-    message.life = value.life
-    message.epoch = value.epoch
-
-
-def read_Era(message: Any) -> Era:
-    return Era(
-        life=message.life,
-        epoch=message.epoch,
-    )
-
-
 def write_Fence(value: Fence, message: Any) -> None:
     write_Era(value.era, message.era)
     message.chief_incarnation = value.chief_incarnation
@@ -489,48 +304,6 @@ def read_PushId(message: Any) -> PushId:
     )
 
 
-def write_StepHyperparameter(value: StepHyperparameter, message: Any) -> None:
-    message.group = value.group
-    message.name = value.name
-    message.value = value.value
-
-
-def read_StepHyperparameter(message: Any) -> StepHyperparameter:
-    return StepHyperparameter(
-        group=message.group,
-        name=message.name,
-        value=message.value,
-    )
-
-
-def write_GivenNumbers(value: GivenNumbers, message: Any) -> None:
-    if one := value.push_ids:
-        for item in one:
-            write_PushId(item, message.push_ids.add())
-    if one := value.hyperparameters:
-        for item in one:
-            write_StepHyperparameter(item, message.hyperparameters.add())
-
-
-def read_GivenNumbers(message: Any) -> GivenNumbers:
-    return GivenNumbers(
-        push_ids=fields.decode_each(message.push_ids, read_PushId, field="push_ids") if message.push_ids else (),
-        hyperparameters=fields.decode_each(message.hyperparameters, read_StepHyperparameter, field="hyperparameters") if message.hyperparameters else (),
-    )
-
-
-def write_UserState(value: UserState, message: Any) -> None:
-    message.worker = value.worker
-    message.json = value.json
-
-
-def read_UserState(message: Any) -> UserState:
-    return UserState(
-        worker=message.worker,
-        json=message.json,
-    )
-
-
 def write_Attachments(value: Attachments, message: Any) -> None:
     if one := value.hyperparameters:
         for item in one:
@@ -560,49 +333,6 @@ def read_StepAttachments(message: Any) -> StepAttachments:
     return StepAttachments(
         numbers=fields.decode_each(message.numbers, read_GivenNumbers, field="numbers") if message.numbers else (),
         user_states=fields.decode_each(message.user_states, read_UserState, field="user_states") if message.user_states else (),
-    )
-
-
-def write_FormulaUpdate(value: FormulaUpdate, message: Any) -> None:
-    message.text = value.text
-    if one := value.variables:
-        message.variables.update(one)
-    if one := value.arrays:
-        message.arrays.update(one)
-    if one := value.numbers:
-        message.numbers.update(one)
-
-
-def read_FormulaUpdate(message: Any) -> FormulaUpdate:
-    return FormulaUpdate(
-        text=message.text,
-        variables=dict(sorted(message.variables.items())),
-        arrays=dict(sorted(message.arrays.items())),
-        numbers=dict(sorted(message.numbers.items())),
-    )
-
-
-def write_SparsePart(value: SparsePart, message: Any) -> None:
-    message.table = value.table
-    message.num_rows = value.num_rows
-
-
-def read_SparsePart(message: Any) -> SparsePart:
-    return SparsePart(
-        table=message.table,
-        num_rows=message.num_rows,
-    )
-
-
-def write_Metric(value: Metric, message: Any) -> None:
-    message.value = value.value
-    message.weight = value.weight
-
-
-def read_Metric(message: Any) -> Metric:
-    return Metric(
-        value=message.value,
-        weight=message.weight,
     )
 
 
@@ -797,6 +527,22 @@ def read_KeptWeights(message: Any) -> KeptWeights:
     )
 
 
+def write_VariableSlice(value: VariableSlice, message: Any) -> None:
+    write_VariableSpec(value.variable, message.variable)
+    message.start = value.start
+    message.stop = value.stop
+    message.axis = value.axis
+
+
+def read_VariableSlice(message: Any) -> VariableSlice:
+    return VariableSlice(
+        variable=read_VariableSpec(message.variable) if message.HasField("variable") else fields.missing(message, "variable"),
+        start=message.start,
+        stop=message.stop,
+        axis=message.axis,
+    )
+
+
 def write_RowsRequest(value: RowsRequest, message: Any) -> None:
     message.epoch = value.epoch
     message.layout_hash = value.layout_hash
@@ -813,19 +559,6 @@ def read_RowsRequest(message: Any) -> RowsRequest:
         table=message.table,
         step=message.step if message.HasField("step") else None,
         slot=message.slot,
-    )
-
-
-def write_OptimizerPowers(value: OptimizerPowers, message: Any) -> None:
-    message.key = value.key
-    if one := value.powers:
-        message.powers.extend(one)
-
-
-def read_OptimizerPowers(message: Any) -> OptimizerPowers:
-    return OptimizerPowers(
-        key=message.key,
-        powers=tuple(message.powers),
     )
 
 
@@ -879,52 +612,6 @@ def read_MetricCell(message: Any) -> MetricCell:
         weight=message.weight,
         count=message.count,
         last=message.last,
-    )
-
-
-def write_ShardReport(value: ShardReport, message: Any) -> None:
-    message.allocated_bytes = value.allocated_bytes
-    message.limit_bytes = value.limit_bytes
-    message.variables_bytes = value.variables_bytes
-    message.slots_bytes = value.slots_bytes
-    message.num_staged = value.num_staged
-    message.num_pushes = value.num_pushes
-    message.num_stale = value.num_stale
-    message.num_duplicates = value.num_duplicates
-    message.num_nonfinite = value.num_nonfinite
-    message.num_sharing = value.num_sharing
-    if (one := value.last_apply_s) != 0.0:
-        fields.write_duration(one, message.last_apply)
-    message.created_bytes = value.created_bytes
-    if (one := value.cpu_s) != 0.0:
-        fields.write_duration(one, message.cpu)
-    message.num_rows = value.num_rows
-    message.num_made = value.num_made
-    message.num_evicted = value.num_evicted
-    message.num_refused = value.num_refused
-    message.num_unadmitted = value.num_unadmitted
-
-
-def read_ShardReport(message: Any) -> ShardReport:
-    return ShardReport(
-        allocated_bytes=message.allocated_bytes,
-        limit_bytes=message.limit_bytes,
-        variables_bytes=message.variables_bytes,
-        slots_bytes=message.slots_bytes,
-        num_staged=message.num_staged,
-        num_pushes=message.num_pushes,
-        num_stale=message.num_stale,
-        num_duplicates=message.num_duplicates,
-        num_nonfinite=message.num_nonfinite,
-        num_sharing=message.num_sharing,
-        last_apply_s=fields.decode_duration(message.last_apply, field="last_apply") if message.HasField("last_apply") else 0.0,
-        created_bytes=message.created_bytes,
-        cpu_s=fields.decode_duration(message.cpu, field="cpu") if message.HasField("cpu") else 0.0,
-        num_rows=message.num_rows,
-        num_made=message.num_made,
-        num_evicted=message.num_evicted,
-        num_refused=message.num_refused,
-        num_unadmitted=message.num_unadmitted,
     )
 
 
@@ -990,58 +677,6 @@ def write_PrepareRequest(value: PrepareRequest, message: Any) -> None:
 def read_PrepareRequest(message: Any) -> PrepareRequest:
     return PrepareRequest(
         of=special.read_prepare(message, READ),
-    )
-
-
-def write_ShardSettings(value: ShardSettings, message: Any) -> None:
-    write_Fence(value.fence, message.fence)
-    message.version = value.version
-    message.accepts_stale = value.accepts_stale
-    message.applies_on_arrival = value.applies_on_arrival
-    if one := value.optimizers:
-        for item in one:
-            element = message.optimizers.add()
-            write_OptimizerSpec(item[0], element.original)
-            write_OptimizerSpec(item[1], element.current)
-    message.rejects_nonfinite = value.rejects_nonfinite
-
-
-def read_ShardSettings(message: Any) -> ShardSettings:
-    return ShardSettings(
-        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
-        version=message.version,
-        accepts_stale=message.accepts_stale,
-        applies_on_arrival=message.applies_on_arrival,
-        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
-        rejects_nonfinite=message.rejects_nonfinite,
-    )
-
-
-def write_AppliedPush(value: AppliedPush, message: Any) -> None:
-    message.sequence = value.sequence
-    message.step = value.step
-
-
-def read_AppliedPush(message: Any) -> AppliedPush:
-    return AppliedPush(
-        sequence=message.sequence,
-        step=message.step,
-    )
-
-
-def write_WorkerPushes(value: WorkerPushes, message: Any) -> None:
-    message.worker = value.worker
-    message.incarnation = value.incarnation
-    if one := value.applied:
-        for item in one:
-            write_AppliedPush(item, message.applied.add())
-
-
-def read_WorkerPushes(message: Any) -> WorkerPushes:
-    return WorkerPushes(
-        worker=message.worker,
-        incarnation=message.incarnation,
-        applied=fields.decode_each(message.applied, read_AppliedPush, field="applied") if message.applied else (),
     )
 
 
@@ -1166,20 +801,6 @@ def read_RestoreRequest(message: Any) -> RestoreRequest:
     )
 
 
-def write_ReplicaState(value: ReplicaState, message: Any) -> None:
-    message.version = value.version
-    message.is_alone = value.is_alone
-    message.forgets = value.forgets
-
-
-def read_ReplicaState(message: Any) -> ReplicaState:
-    return ReplicaState(
-        version=message.version,
-        is_alone=message.is_alone,
-        forgets=message.forgets,
-    )
-
-
 def write_Participant(value: Participant, message: Any) -> None:
     write_Era(value.era, message.era)
     message.kind = _ParticipantKind_NUMBERS[value.kind]
@@ -1236,51 +857,6 @@ def read_RegisterRequest(message: Any) -> RegisterRequest:
     )
 
 
-def write_FollowerReport(value: FollowerReport, message: Any) -> None:
-    if (one := value.step) is not None:
-        message.step = one
-    message.lag = value.lag
-    if (one := value.behind_s) != 0.0:
-        fields.write_duration(one, message.behind)
-    message.num_patches = value.num_patches
-    message.num_wholes = value.num_wholes
-    message.whole_bytes = value.whole_bytes
-
-
-def read_FollowerReport(message: Any) -> FollowerReport:
-    return FollowerReport(
-        step=message.step if message.HasField("step") else None,
-        lag=message.lag,
-        behind_s=fields.decode_duration(message.behind, field="behind") if message.HasField("behind") else 0.0,
-        num_patches=message.num_patches,
-        num_wholes=message.num_wholes,
-        whole_bytes=message.whole_bytes,
-    )
-
-
-def write_WorkerTraffic(value: WorkerTraffic, message: Any) -> None:
-    message.sent_bytes = value.sent_bytes
-    message.received_bytes = value.received_bytes
-    message.num_reads = value.num_reads
-    if (one := value.reading_s) != 0.0:
-        fields.write_duration(one, message.reading)
-    if (one := value.cpu_s) != 0.0:
-        fields.write_duration(one, message.cpu)
-    if (one := value.follower) is not None:
-        write_FollowerReport(one, message.follower)
-
-
-def read_WorkerTraffic(message: Any) -> WorkerTraffic:
-    return WorkerTraffic(
-        sent_bytes=message.sent_bytes,
-        received_bytes=message.received_bytes,
-        num_reads=message.num_reads,
-        reading_s=fields.decode_duration(message.reading, field="reading") if message.HasField("reading") else 0.0,
-        cpu_s=fields.decode_duration(message.cpu, field="cpu") if message.HasField("cpu") else 0.0,
-        follower=read_FollowerReport(message.follower) if message.HasField("follower") else None,
-    )
-
-
 def write_LeaseRangesRequest(value: LeaseRangesRequest, message: Any) -> None:
     write_Participant(value.participant, message.participant)
     write_DataSpec(value.data, message.data)
@@ -1330,18 +906,6 @@ def read_Registration(message: Any) -> Registration:
         standby_addresses=tuple(message.standby_addresses),
         shards_version=message.shards_version,
         rejects_nonfinite=message.rejects_nonfinite,
-    )
-
-
-def write_InnerSteps(value: InnerSteps, message: Any) -> None:
-    message.num = value.num
-    fields.write_duration(value.duration_s, message.duration)
-
-
-def read_InnerSteps(message: Any) -> InnerSteps:
-    return InnerSteps(
-        num=message.num,
-        duration_s=fields.decode_duration(message.duration, field="duration"),
     )
 
 
@@ -1396,22 +960,6 @@ def read_CommitResult(message: Any) -> CommitResult:
     )
 
 
-def write_HyperparameterChange(value: HyperparameterChange, message: Any) -> None:
-    message.variable = value.variable
-    if (one := value.learning_rate) is not None:
-        write_Schedule(one, message.learning_rate)
-    if one := value.hyperparameters:
-        message.hyperparameters.update(one)
-
-
-def read_HyperparameterChange(message: Any) -> HyperparameterChange:
-    return HyperparameterChange(
-        variable=message.variable,
-        learning_rate=read_Schedule(message.learning_rate) if message.HasField("learning_rate") else None,
-        hyperparameters=dict(sorted(message.hyperparameters.items())),
-    )
-
-
 def write_SettingsReply(value: SettingsReply, message: Any) -> None:
     message.version = value.version
     message.step = value.step
@@ -1421,253 +969,6 @@ def read_SettingsReply(message: Any) -> SettingsReply:
     return SettingsReply(
         version=message.version,
         step=message.step,
-    )
-
-
-def write_Condition(value: Condition, message: Any) -> None:
-    message.name = value.name
-    message.level = _Level_NUMBERS[value.level]
-    message.line = value.line
-    message.advice = value.advice
-    if one := value.commands:
-        message.commands.extend(one)
-    message.is_standstill = value.is_standstill
-
-
-def read_Condition(message: Any) -> Condition:
-    return Condition(
-        name=message.name,
-        level=fields.chosen(_Level_MEMBERS, message.level, "level"),
-        line=message.line,
-        advice=message.advice,
-        commands=tuple(message.commands),
-        is_standstill=message.is_standstill,
-    )
-
-
-def write_ParticipantStatus(value: ParticipantStatus, message: Any) -> None:
-    message.kind = _ParticipantKind_NUMBERS[value.kind]
-    message.index = value.index
-    message.incarnation = value.incarnation
-    message.host = value.host
-    message.pid = value.pid
-    message.state = value.state
-    fields.write_duration(value.seen_ago_s, message.seen_ago)
-    message.num_accepted = value.num_accepted
-    message.num_stale = value.num_stale
-    message.num_late = value.num_late
-    message.is_waiting = value.is_waiting
-    message.failure = value.failure
-    message.transport = value.transport
-    if (one := value.traffic) is not None:
-        write_WorkerTraffic(one, message.traffic)
-    message.is_silent = value.is_silent
-    message.doing = value.doing
-    if (one := value.inner) is not None:
-        write_InnerSteps(one, message.inner)
-    message.utilisation = value.utilisation
-
-
-def read_ParticipantStatus(message: Any) -> ParticipantStatus:
-    return ParticipantStatus(
-        kind=fields.chosen(_ParticipantKind_MEMBERS, message.kind, "kind"),
-        index=message.index,
-        incarnation=message.incarnation,
-        host=message.host,
-        pid=message.pid,
-        state=message.state,
-        seen_ago_s=fields.decode_duration(message.seen_ago, field="seen_ago"),
-        num_accepted=message.num_accepted,
-        num_stale=message.num_stale,
-        num_late=message.num_late,
-        is_waiting=message.is_waiting,
-        failure=message.failure,
-        transport=message.transport,
-        traffic=read_WorkerTraffic(message.traffic) if message.HasField("traffic") else None,
-        is_silent=message.is_silent,
-        doing=message.doing,
-        inner=read_InnerSteps(message.inner) if message.HasField("inner") else None,
-        utilisation=message.utilisation,
-    )
-
-
-def write_ServerStatus(value: ServerStatus, message: Any) -> None:
-    message.index = value.index
-    message.address = value.address
-    message.is_reachable = value.is_reachable
-    if (one := value.step) is not None:
-        message.step = one
-    message.arena_bytes = value.arena_bytes
-    message.num_slices = value.num_slices
-    message.standby = value.standby
-    message.standby_missing = value.standby_missing
-    if (one := value.report) is not None:
-        write_ShardReport(one, message.report)
-
-
-def read_ServerStatus(message: Any) -> ServerStatus:
-    return ServerStatus(
-        index=message.index,
-        address=message.address,
-        is_reachable=message.is_reachable,
-        step=message.step if message.HasField("step") else None,
-        arena_bytes=message.arena_bytes,
-        num_slices=message.num_slices,
-        standby=message.standby,
-        standby_missing=message.standby_missing,
-        report=read_ShardReport(message.report) if message.HasField("report") else None,
-    )
-
-
-def write_LedgerEntry(value: LedgerEntry, message: Any) -> None:
-    message.step = value.step
-    if one := value.contributors:
-        for item in one:
-            write_PushId(item, message.contributors.add())
-    message.num_stale = value.num_stale
-    message.num_late = value.num_late
-    fields.write_duration(value.duration_s, message.duration)
-    fields.write_duration(value.apply_duration_s, message.apply_duration)
-    message.last_worker = value.last_worker
-    if (one := value.wait_duration_s) != 0.0:
-        fields.write_duration(one, message.wait_duration)
-    if one := value.arrivals_us:
-        message.arrivals_us.extend(one)
-    if one := value.weights:
-        message.weights.extend(one)
-
-
-def read_LedgerEntry(message: Any) -> LedgerEntry:
-    return LedgerEntry(
-        step=message.step,
-        contributors=fields.decode_each(message.contributors, read_PushId, field="contributors") if message.contributors else (),
-        num_stale=message.num_stale,
-        num_late=message.num_late,
-        duration_s=fields.decode_duration(message.duration, field="duration"),
-        apply_duration_s=fields.decode_duration(message.apply_duration, field="apply_duration"),
-        last_worker=message.last_worker,
-        wait_duration_s=fields.decode_duration(message.wait_duration, field="wait_duration") if message.HasField("wait_duration") else 0.0,
-        arrivals_us=tuple(message.arrivals_us),
-        weights=tuple(message.weights),
-    )
-
-
-def write_CheckpointStatus(value: CheckpointStatus, message: Any) -> None:
-    message.durability = value.durability
-    message.tag = value.tag
-    message.step = value.step
-    if (one := value.age_s) != 0.0:
-        fields.write_duration(one, message.age)
-    message.saving = value.saving
-    message.failure = value.failure
-
-
-def read_CheckpointStatus(message: Any) -> CheckpointStatus:
-    return CheckpointStatus(
-        durability=message.durability,
-        tag=message.tag,
-        step=message.step,
-        age_s=fields.decode_duration(message.age, field="age") if message.HasField("age") else 0.0,
-        saving=message.saving,
-        failure=message.failure,
-    )
-
-
-def write_DataStatus(value: DataStatus, message: Any) -> None:
-    message.name = value.name
-    message.epoch = value.epoch
-    message.num_done = value.num_done
-    message.num_leased = value.num_leased
-    message.num_ranges = value.num_ranges
-
-
-def read_DataStatus(message: Any) -> DataStatus:
-    return DataStatus(
-        name=message.name,
-        epoch=message.epoch,
-        num_done=message.num_done,
-        num_leased=message.num_leased,
-        num_ranges=message.num_ranges,
-    )
-
-
-def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
-    message.accepted = value.accepted
-    message.stale = value.stale
-    message.late = value.late
-
-
-def read_ContributionCounts(message: Any) -> ContributionCounts:
-    return ContributionCounts(
-        accepted=message.accepted,
-        stale=message.stale,
-        late=message.late,
-    )
-
-
-def write_ChosenPush(value: ChosenPush, message: Any) -> None:
-    write_PushId(value.push_id, message.push_id)
-    message.step = value.step
-    message.weight = value.weight
-    if one := value.ranges:
-        message.ranges.extend(one)
-    if (one := value.attached) is not _ChosenPush_attached and one != _ChosenPush_attached:
-        write_Attachments(one, message.attached)
-
-
-def read_ChosenPush(message: Any) -> ChosenPush:
-    return ChosenPush(
-        push_id=read_PushId(message.push_id) if message.HasField("push_id") else fields.missing(message, "push_id"),
-        step=message.step,
-        weight=message.weight,
-        ranges=tuple(message.ranges),
-        attached=read_Attachments(message.attached) if message.HasField("attached") else _ChosenPush_attached,
-    )
-
-
-def write_ChiefRecord(value: ChiefRecord, message: Any) -> None:
-    if (one := value.model) is not None:
-        message.model.SetInParent()
-        write_ModelSpec(one, message.model)
-    write_PolicySpec(value.policy, message.policy)
-    message.settings_version = value.settings_version
-    if one := value.optimizers:
-        for item in one:
-            element = message.optimizers.add()
-            write_OptimizerSpec(item[0], element.original)
-            write_OptimizerSpec(item[1], element.current)
-    message.num_rollbacks = value.num_rollbacks
-    message.last_rollback = value.last_rollback
-    message.oldest_kept = value.oldest_kept
-    message.epoch = value.epoch
-    message.step = value.step
-    if one := value.chosen:
-        for item in one:
-            write_ChosenPush(item, message.chosen.add())
-    if (one := value.data) is not None:
-        write_DataMarks(one, message.data)
-    if (one := value.attached) is not _ChiefRecord_attached and one != _ChiefRecord_attached:
-        message.attached.SetInParent()
-        write_StepAttachments(one, message.attached)
-    if (one := value.earlier) is not _ChiefRecord_earlier and one != _ChiefRecord_earlier:
-        write_Fence(one, message.earlier)
-
-
-def read_ChiefRecord(message: Any) -> ChiefRecord:
-    return ChiefRecord(
-        model=read_ModelSpec(message.model) if message.HasField("model") else None,
-        policy=read_PolicySpec(message.policy) if message.HasField("policy") else fields.missing(message, "policy"),
-        settings_version=message.settings_version,
-        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
-        num_rollbacks=message.num_rollbacks,
-        last_rollback=message.last_rollback,
-        oldest_kept=message.oldest_kept,
-        epoch=message.epoch,
-        step=message.step,
-        chosen=fields.decode_each(message.chosen, read_ChosenPush, field="chosen") if message.chosen else (),
-        data=read_DataMarks(message.data) if message.HasField("data") else None,
-        attached=read_StepAttachments(message.attached) if message.HasField("attached") else _ChiefRecord_attached,
-        earlier=read_Fence(message.earlier) if message.HasField("earlier") else _ChiefRecord_earlier,
     )
 
 
@@ -1835,18 +1136,6 @@ def read_Counted(message: Any) -> Counted:
     )
 
 
-def write_ProtocolVersion(value: ProtocolVersion, message: Any) -> None:
-    message.major = value.major
-    message.minor = value.minor
-
-
-def read_ProtocolVersion(message: Any) -> ProtocolVersion:
-    return ProtocolVersion(
-        major=message.major,
-        minor=message.minor,
-    )
-
-
 def write_Identity(value: Identity, message: Any) -> None:
     message.cluster = value.cluster
     message.role = _Role_NUMBERS[value.role]
@@ -1938,22 +1227,6 @@ def read_TakeRequest(message: Any) -> TakeRequest:
         sequence=message.sequence,
         num_required=message.num_required,
         max_wait_s=fields.decode_max_wait(message.max_wait),
-    )
-
-
-def write_Key(value: Key, message: Any) -> None:
-    message.first = value.first
-    message.second = value.second
-    message.third = value.third
-    message.fourth = value.fourth
-
-
-def read_Key(message: Any) -> Key:
-    return Key(
-        first=message.first,
-        second=message.second,
-        third=message.third,
-        fourth=message.fourth,
     )
 
 
@@ -2635,6 +1908,733 @@ def read_SeenPlace(message: Any) -> SeenPlace:
     )
 
 
+def write_Partition(value: Partition, message: Any) -> None:
+    message.axis = value.axis
+    message.num_slices = value.num_slices
+
+
+def read_Partition(message: Any) -> Partition:
+    return Partition(
+        axis=message.axis,
+        num_slices=message.num_slices,
+    )
+
+
+def write_Schedule(value: Schedule, message: Any) -> None:
+    message.name = value.name
+    if one := value.arguments:
+        message.arguments.update(one)
+    if one := value.boundaries:
+        message.boundaries.extend(one)
+    if one := value.values:
+        message.values.extend(one)
+
+
+def read_Schedule(message: Any) -> Schedule:
+    return Schedule(
+        name=message.name,
+        arguments=dict(sorted(message.arguments.items())),
+        boundaries=tuple(message.boundaries),
+        values=tuple(message.values),
+    )
+
+
+def write_ClipSpec(value: ClipSpec, message: Any) -> None:
+    message.value = value.value
+    message.norm = value.norm
+    message.global_norm = value.global_norm
+
+
+def read_ClipSpec(message: Any) -> ClipSpec:
+    return ClipSpec(
+        value=message.value,
+        norm=message.norm,
+        global_norm=message.global_norm,
+    )
+
+
+def write_AverageSpec(value: AverageSpec, message: Any) -> None:
+    message.decay = value.decay
+    message.use_num_updates = value.use_num_updates
+    message.zero_debias = value.zero_debias
+    if one := value.variables:
+        message.variables.extend(one)
+
+
+def read_AverageSpec(message: Any) -> AverageSpec:
+    return AverageSpec(
+        decay=message.decay,
+        use_num_updates=message.use_num_updates,
+        zero_debias=message.zero_debias,
+        variables=tuple(message.variables),
+    )
+
+
+def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
+    message.strategy = value.strategy
+    message.split_bytes = value.split_bytes
+    if one := value.loads:
+        message.loads.update(dict(one))
+    if one := value.pins:
+        message.pins.update(dict(one))
+
+
+def read_PlacementPolicy(message: Any) -> PlacementPolicy:
+    return PlacementPolicy(
+        strategy=message.strategy,
+        split_bytes=message.split_bytes,
+        loads=tuple(sorted(message.loads.items())),
+        pins=tuple(sorted(message.pins.items())),
+    )
+
+
+def write_Era(value: Era, message: Any) -> None:
+    message.life = value.life
+    message.epoch = value.epoch
+
+
+def read_Era(message: Any) -> Era:
+    return Era(
+        life=message.life,
+        epoch=message.epoch,
+    )
+
+
+def write_StepHyperparameter(value: StepHyperparameter, message: Any) -> None:
+    message.group = value.group
+    message.name = value.name
+    message.value = value.value
+
+
+def read_StepHyperparameter(message: Any) -> StepHyperparameter:
+    return StepHyperparameter(
+        group=message.group,
+        name=message.name,
+        value=message.value,
+    )
+
+
+def write_UserState(value: UserState, message: Any) -> None:
+    message.worker = value.worker
+    message.json = value.json
+
+
+def read_UserState(message: Any) -> UserState:
+    return UserState(
+        worker=message.worker,
+        json=message.json,
+    )
+
+
+def write_GivenNumbers(value: GivenNumbers, message: Any) -> None:
+    if one := value.push_ids:
+        for item in one:
+            write_PushId(item, message.push_ids.add())
+    if one := value.hyperparameters:
+        for item in one:
+            write_StepHyperparameter(item, message.hyperparameters.add())
+
+
+def read_GivenNumbers(message: Any) -> GivenNumbers:
+    return GivenNumbers(
+        push_ids=fields.decode_each(message.push_ids, read_PushId, field="push_ids") if message.push_ids else (),
+        hyperparameters=fields.decode_each(message.hyperparameters, read_StepHyperparameter, field="hyperparameters") if message.hyperparameters else (),
+    )
+
+
+def write_SparsePart(value: SparsePart, message: Any) -> None:
+    message.table = value.table
+    message.num_rows = value.num_rows
+
+
+def read_SparsePart(message: Any) -> SparsePart:
+    return SparsePart(
+        table=message.table,
+        num_rows=message.num_rows,
+    )
+
+
+def write_FormulaUpdate(value: FormulaUpdate, message: Any) -> None:
+    message.text = value.text
+    if one := value.variables:
+        message.variables.update(one)
+    if one := value.arrays:
+        message.arrays.update(one)
+    if one := value.numbers:
+        message.numbers.update(one)
+
+
+def read_FormulaUpdate(message: Any) -> FormulaUpdate:
+    return FormulaUpdate(
+        text=message.text,
+        variables=dict(sorted(message.variables.items())),
+        arrays=dict(sorted(message.arrays.items())),
+        numbers=dict(sorted(message.numbers.items())),
+    )
+
+
+def write_Metric(value: Metric, message: Any) -> None:
+    message.value = value.value
+    message.weight = value.weight
+
+
+def read_Metric(message: Any) -> Metric:
+    return Metric(
+        value=message.value,
+        weight=message.weight,
+    )
+
+
+def write_OptimizerPowers(value: OptimizerPowers, message: Any) -> None:
+    message.key = value.key
+    if one := value.powers:
+        message.powers.extend(one)
+
+
+def read_OptimizerPowers(message: Any) -> OptimizerPowers:
+    return OptimizerPowers(
+        key=message.key,
+        powers=tuple(message.powers),
+    )
+
+
+def write_WorkerPushes(value: WorkerPushes, message: Any) -> None:
+    message.worker = value.worker
+    message.incarnation = value.incarnation
+    if one := value.applied:
+        for item in one:
+            write_AppliedPush(item, message.applied.add())
+
+
+def read_WorkerPushes(message: Any) -> WorkerPushes:
+    return WorkerPushes(
+        worker=message.worker,
+        incarnation=message.incarnation,
+        applied=fields.decode_each(message.applied, read_AppliedPush, field="applied") if message.applied else (),
+    )
+
+
+def write_ShardReport(value: ShardReport, message: Any) -> None:
+    message.allocated_bytes = value.allocated_bytes
+    message.limit_bytes = value.limit_bytes
+    message.variables_bytes = value.variables_bytes
+    message.slots_bytes = value.slots_bytes
+    message.num_staged = value.num_staged
+    message.num_pushes = value.num_pushes
+    message.num_stale = value.num_stale
+    message.num_duplicates = value.num_duplicates
+    message.num_nonfinite = value.num_nonfinite
+    message.num_sharing = value.num_sharing
+    if (one := value.last_apply_s) != 0.0:
+        fields.write_duration(one, message.last_apply)
+    message.created_bytes = value.created_bytes
+    if (one := value.cpu_s) != 0.0:
+        fields.write_duration(one, message.cpu)
+    message.num_rows = value.num_rows
+    message.num_made = value.num_made
+    message.num_evicted = value.num_evicted
+    message.num_refused = value.num_refused
+    message.num_unadmitted = value.num_unadmitted
+
+
+def read_ShardReport(message: Any) -> ShardReport:
+    return ShardReport(
+        allocated_bytes=message.allocated_bytes,
+        limit_bytes=message.limit_bytes,
+        variables_bytes=message.variables_bytes,
+        slots_bytes=message.slots_bytes,
+        num_staged=message.num_staged,
+        num_pushes=message.num_pushes,
+        num_stale=message.num_stale,
+        num_duplicates=message.num_duplicates,
+        num_nonfinite=message.num_nonfinite,
+        num_sharing=message.num_sharing,
+        last_apply_s=fields.decode_duration(message.last_apply, field="last_apply") if message.HasField("last_apply") else 0.0,
+        created_bytes=message.created_bytes,
+        cpu_s=fields.decode_duration(message.cpu, field="cpu") if message.HasField("cpu") else 0.0,
+        num_rows=message.num_rows,
+        num_made=message.num_made,
+        num_evicted=message.num_evicted,
+        num_refused=message.num_refused,
+        num_unadmitted=message.num_unadmitted,
+    )
+
+
+def write_ReplicaState(value: ReplicaState, message: Any) -> None:
+    message.version = value.version
+    message.is_alone = value.is_alone
+    message.forgets = value.forgets
+
+
+def read_ReplicaState(message: Any) -> ReplicaState:
+    return ReplicaState(
+        version=message.version,
+        is_alone=message.is_alone,
+        forgets=message.forgets,
+    )
+
+
+def write_ShardSettings(value: ShardSettings, message: Any) -> None:
+    write_Fence(value.fence, message.fence)
+    message.version = value.version
+    message.accepts_stale = value.accepts_stale
+    message.applies_on_arrival = value.applies_on_arrival
+    if one := value.optimizers:
+        for item in one:
+            element = message.optimizers.add()
+            write_OptimizerSpec(item[0], element.original)
+            write_OptimizerSpec(item[1], element.current)
+    message.rejects_nonfinite = value.rejects_nonfinite
+
+
+def read_ShardSettings(message: Any) -> ShardSettings:
+    return ShardSettings(
+        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
+        version=message.version,
+        accepts_stale=message.accepts_stale,
+        applies_on_arrival=message.applies_on_arrival,
+        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
+        rejects_nonfinite=message.rejects_nonfinite,
+    )
+
+
+def write_DataSpec(value: DataSpec, message: Any) -> None:
+    message.name = value.name
+    message.num_samples = value.num_samples
+    message.range_size = value.range_size
+    message.num_epochs = value.num_epochs
+    if (one := value.shuffle_seed) is not None:
+        message.shuffle_seed = one
+
+
+def read_DataSpec(message: Any) -> DataSpec:
+    return DataSpec(
+        name=message.name,
+        num_samples=message.num_samples,
+        range_size=message.range_size,
+        num_epochs=message.num_epochs,
+        shuffle_seed=message.shuffle_seed if message.HasField("shuffle_seed") else None,
+    )
+
+
+def write_InnerSteps(value: InnerSteps, message: Any) -> None:
+    message.num = value.num
+    fields.write_duration(value.duration_s, message.duration)
+
+
+def read_InnerSteps(message: Any) -> InnerSteps:
+    return InnerSteps(
+        num=message.num,
+        duration_s=fields.decode_duration(message.duration, field="duration"),
+    )
+
+
+def write_PlacedSlice(value: PlacedSlice, message: Any) -> None:
+    write_VariableSlice(value.slice, message.slice)
+    message.shard = value.shard
+
+
+def read_PlacedSlice(message: Any) -> PlacedSlice:
+    return PlacedSlice(
+        slice=read_VariableSlice(message.slice) if message.HasField("slice") else fields.missing(message, "slice"),
+        shard=message.shard,
+    )
+
+
+def write_ChiefRecord(value: ChiefRecord, message: Any) -> None:
+    if (one := value.model) is not None:
+        message.model.SetInParent()
+        write_ModelSpec(one, message.model)
+    write_PolicySpec(value.policy, message.policy)
+    message.settings_version = value.settings_version
+    if one := value.optimizers:
+        for item in one:
+            element = message.optimizers.add()
+            write_OptimizerSpec(item[0], element.original)
+            write_OptimizerSpec(item[1], element.current)
+    message.num_rollbacks = value.num_rollbacks
+    message.last_rollback = value.last_rollback
+    message.oldest_kept = value.oldest_kept
+    message.epoch = value.epoch
+    message.step = value.step
+    if one := value.chosen:
+        for item in one:
+            write_ChosenPush(item, message.chosen.add())
+    if (one := value.data) is not None:
+        write_DataMarks(one, message.data)
+    if (one := value.attached) is not _ChiefRecord_attached and one != _ChiefRecord_attached:
+        message.attached.SetInParent()
+        write_StepAttachments(one, message.attached)
+    if (one := value.earlier) is not _ChiefRecord_earlier and one != _ChiefRecord_earlier:
+        write_Fence(one, message.earlier)
+
+
+def read_ChiefRecord(message: Any) -> ChiefRecord:
+    return ChiefRecord(
+        model=read_ModelSpec(message.model) if message.HasField("model") else None,
+        policy=read_PolicySpec(message.policy) if message.HasField("policy") else fields.missing(message, "policy"),
+        settings_version=message.settings_version,
+        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
+        num_rollbacks=message.num_rollbacks,
+        last_rollback=message.last_rollback,
+        oldest_kept=message.oldest_kept,
+        epoch=message.epoch,
+        step=message.step,
+        chosen=fields.decode_each(message.chosen, read_ChosenPush, field="chosen") if message.chosen else (),
+        data=read_DataMarks(message.data) if message.HasField("data") else None,
+        attached=read_StepAttachments(message.attached) if message.HasField("attached") else _ChiefRecord_attached,
+        earlier=read_Fence(message.earlier) if message.HasField("earlier") else _ChiefRecord_earlier,
+    )
+
+
+def write_Key(value: Key, message: Any) -> None:
+    message.first = value.first
+    message.second = value.second
+    message.third = value.third
+    message.fourth = value.fourth
+
+
+def read_Key(message: Any) -> Key:
+    return Key(
+        first=message.first,
+        second=message.second,
+        third=message.third,
+        fourth=message.fourth,
+    )
+
+
+def write_WorkerTraffic(value: WorkerTraffic, message: Any) -> None:
+    message.sent_bytes = value.sent_bytes
+    message.received_bytes = value.received_bytes
+    message.num_reads = value.num_reads
+    if (one := value.reading_s) != 0.0:
+        fields.write_duration(one, message.reading)
+    if (one := value.cpu_s) != 0.0:
+        fields.write_duration(one, message.cpu)
+    if (one := value.follower) is not None:
+        write_FollowerReport(one, message.follower)
+
+
+def read_WorkerTraffic(message: Any) -> WorkerTraffic:
+    return WorkerTraffic(
+        sent_bytes=message.sent_bytes,
+        received_bytes=message.received_bytes,
+        num_reads=message.num_reads,
+        reading_s=fields.decode_duration(message.reading, field="reading") if message.HasField("reading") else 0.0,
+        cpu_s=fields.decode_duration(message.cpu, field="cpu") if message.HasField("cpu") else 0.0,
+        follower=read_FollowerReport(message.follower) if message.HasField("follower") else None,
+    )
+
+
+def write_HyperparameterChange(value: HyperparameterChange, message: Any) -> None:
+    message.variable = value.variable
+    if (one := value.learning_rate) is not None:
+        write_Schedule(one, message.learning_rate)
+    if one := value.hyperparameters:
+        message.hyperparameters.update(one)
+
+
+def read_HyperparameterChange(message: Any) -> HyperparameterChange:
+    return HyperparameterChange(
+        variable=message.variable,
+        learning_rate=read_Schedule(message.learning_rate) if message.HasField("learning_rate") else None,
+        hyperparameters=dict(sorted(message.hyperparameters.items())),
+    )
+
+
+def write_DataRange(value: DataRange, message: Any) -> None:
+    message.id = value.id
+    message.epoch = value.epoch
+    message.start = value.start
+    message.stop = value.stop
+
+
+def read_DataRange(message: Any) -> DataRange:
+    return DataRange(
+        id=message.id,
+        epoch=message.epoch,
+        start=message.start,
+        stop=message.stop,
+    )
+
+
+def write_LedgerEntry(value: LedgerEntry, message: Any) -> None:
+    message.step = value.step
+    if one := value.contributors:
+        for item in one:
+            write_PushId(item, message.contributors.add())
+    message.num_stale = value.num_stale
+    message.num_late = value.num_late
+    fields.write_duration(value.duration_s, message.duration)
+    fields.write_duration(value.apply_duration_s, message.apply_duration)
+    message.last_worker = value.last_worker
+    if (one := value.wait_duration_s) != 0.0:
+        fields.write_duration(one, message.wait_duration)
+    if one := value.arrivals_us:
+        message.arrivals_us.extend(one)
+    if one := value.weights:
+        message.weights.extend(one)
+
+
+def read_LedgerEntry(message: Any) -> LedgerEntry:
+    return LedgerEntry(
+        step=message.step,
+        contributors=fields.decode_each(message.contributors, read_PushId, field="contributors") if message.contributors else (),
+        num_stale=message.num_stale,
+        num_late=message.num_late,
+        duration_s=fields.decode_duration(message.duration, field="duration"),
+        apply_duration_s=fields.decode_duration(message.apply_duration, field="apply_duration"),
+        last_worker=message.last_worker,
+        wait_duration_s=fields.decode_duration(message.wait_duration, field="wait_duration") if message.HasField("wait_duration") else 0.0,
+        arrivals_us=tuple(message.arrivals_us),
+        weights=tuple(message.weights),
+    )
+
+
+def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
+    message.accepted = value.accepted
+    message.stale = value.stale
+    message.late = value.late
+
+
+def read_ContributionCounts(message: Any) -> ContributionCounts:
+    return ContributionCounts(
+        accepted=message.accepted,
+        stale=message.stale,
+        late=message.late,
+    )
+
+
+def write_DataStatus(value: DataStatus, message: Any) -> None:
+    message.name = value.name
+    message.epoch = value.epoch
+    message.num_done = value.num_done
+    message.num_leased = value.num_leased
+    message.num_ranges = value.num_ranges
+
+
+def read_DataStatus(message: Any) -> DataStatus:
+    return DataStatus(
+        name=message.name,
+        epoch=message.epoch,
+        num_done=message.num_done,
+        num_leased=message.num_leased,
+        num_ranges=message.num_ranges,
+    )
+
+
+def write_ParticipantStatus(value: ParticipantStatus, message: Any) -> None:
+    message.kind = _ParticipantKind_NUMBERS[value.kind]
+    message.index = value.index
+    message.incarnation = value.incarnation
+    message.host = value.host
+    message.pid = value.pid
+    message.state = value.state
+    fields.write_duration(value.seen_ago_s, message.seen_ago)
+    message.num_accepted = value.num_accepted
+    message.num_stale = value.num_stale
+    message.num_late = value.num_late
+    message.is_waiting = value.is_waiting
+    message.failure = value.failure
+    message.transport = value.transport
+    if (one := value.traffic) is not None:
+        write_WorkerTraffic(one, message.traffic)
+    message.is_silent = value.is_silent
+    message.doing = value.doing
+    if (one := value.inner) is not None:
+        write_InnerSteps(one, message.inner)
+    message.utilisation = value.utilisation
+
+
+def read_ParticipantStatus(message: Any) -> ParticipantStatus:
+    return ParticipantStatus(
+        kind=fields.chosen(_ParticipantKind_MEMBERS, message.kind, "kind"),
+        index=message.index,
+        incarnation=message.incarnation,
+        host=message.host,
+        pid=message.pid,
+        state=message.state,
+        seen_ago_s=fields.decode_duration(message.seen_ago, field="seen_ago"),
+        num_accepted=message.num_accepted,
+        num_stale=message.num_stale,
+        num_late=message.num_late,
+        is_waiting=message.is_waiting,
+        failure=message.failure,
+        transport=message.transport,
+        traffic=read_WorkerTraffic(message.traffic) if message.HasField("traffic") else None,
+        is_silent=message.is_silent,
+        doing=message.doing,
+        inner=read_InnerSteps(message.inner) if message.HasField("inner") else None,
+        utilisation=message.utilisation,
+    )
+
+
+def write_Condition(value: Condition, message: Any) -> None:
+    message.name = value.name
+    message.level = _Level_NUMBERS[value.level]
+    message.line = value.line
+    message.advice = value.advice
+    if one := value.commands:
+        message.commands.extend(one)
+    message.is_standstill = value.is_standstill
+
+
+def read_Condition(message: Any) -> Condition:
+    return Condition(
+        name=message.name,
+        level=fields.chosen(_Level_MEMBERS, message.level, "level"),
+        line=message.line,
+        advice=message.advice,
+        commands=tuple(message.commands),
+        is_standstill=message.is_standstill,
+    )
+
+
+def write_ServerStatus(value: ServerStatus, message: Any) -> None:
+    message.index = value.index
+    message.address = value.address
+    message.is_reachable = value.is_reachable
+    if (one := value.step) is not None:
+        message.step = one
+    message.arena_bytes = value.arena_bytes
+    message.num_slices = value.num_slices
+    message.standby = value.standby
+    message.standby_missing = value.standby_missing
+    if (one := value.report) is not None:
+        write_ShardReport(one, message.report)
+
+
+def read_ServerStatus(message: Any) -> ServerStatus:
+    return ServerStatus(
+        index=message.index,
+        address=message.address,
+        is_reachable=message.is_reachable,
+        step=message.step if message.HasField("step") else None,
+        arena_bytes=message.arena_bytes,
+        num_slices=message.num_slices,
+        standby=message.standby,
+        standby_missing=message.standby_missing,
+        report=read_ShardReport(message.report) if message.HasField("report") else None,
+    )
+
+
+def write_CheckpointStatus(value: CheckpointStatus, message: Any) -> None:
+    message.durability = value.durability
+    message.tag = value.tag
+    message.step = value.step
+    if (one := value.age_s) != 0.0:
+        fields.write_duration(one, message.age)
+    message.saving = value.saving
+    message.failure = value.failure
+
+
+def read_CheckpointStatus(message: Any) -> CheckpointStatus:
+    return CheckpointStatus(
+        durability=message.durability,
+        tag=message.tag,
+        step=message.step,
+        age_s=fields.decode_duration(message.age, field="age") if message.HasField("age") else 0.0,
+        saving=message.saving,
+        failure=message.failure,
+    )
+
+
+def write_ProtocolVersion(value: ProtocolVersion, message: Any) -> None:
+    message.major = value.major
+    message.minor = value.minor
+
+
+def read_ProtocolVersion(message: Any) -> ProtocolVersion:
+    return ProtocolVersion(
+        major=message.major,
+        minor=message.minor,
+    )
+
+
+def write_AppliedPush(value: AppliedPush, message: Any) -> None:
+    message.sequence = value.sequence
+    message.step = value.step
+
+
+def read_AppliedPush(message: Any) -> AppliedPush:
+    return AppliedPush(
+        sequence=message.sequence,
+        step=message.step,
+    )
+
+
+def write_ChosenPush(value: ChosenPush, message: Any) -> None:
+    write_PushId(value.push_id, message.push_id)
+    message.step = value.step
+    message.weight = value.weight
+    if one := value.ranges:
+        message.ranges.extend(one)
+    if (one := value.attached) is not _ChosenPush_attached and one != _ChosenPush_attached:
+        write_Attachments(one, message.attached)
+
+
+def read_ChosenPush(message: Any) -> ChosenPush:
+    return ChosenPush(
+        push_id=read_PushId(message.push_id) if message.HasField("push_id") else fields.missing(message, "push_id"),
+        step=message.step,
+        weight=message.weight,
+        ranges=tuple(message.ranges),
+        attached=read_Attachments(message.attached) if message.HasField("attached") else _ChosenPush_attached,
+    )
+
+
+def write_DataMarks(value: DataMarks, message: Any) -> None:
+    write_DataSpec(value.data, message.data)
+    message.epoch = value.epoch
+    message.position = value.position
+    if one := value.passes:
+        for item in one:
+            write_DataPass(item, message.passes.add())
+
+
+def read_DataMarks(message: Any) -> DataMarks:
+    return DataMarks(
+        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
+        epoch=message.epoch,
+        position=message.position,
+        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
+    )
+
+
+def write_FollowerReport(value: FollowerReport, message: Any) -> None:
+    if (one := value.step) is not None:
+        message.step = one
+    message.lag = value.lag
+    if (one := value.behind_s) != 0.0:
+        fields.write_duration(one, message.behind)
+    message.num_patches = value.num_patches
+    message.num_wholes = value.num_wholes
+    message.whole_bytes = value.whole_bytes
+
+
+def read_FollowerReport(message: Any) -> FollowerReport:
+    return FollowerReport(
+        step=message.step if message.HasField("step") else None,
+        lag=message.lag,
+        behind_s=fields.decode_duration(message.behind, field="behind") if message.HasField("behind") else 0.0,
+        num_patches=message.num_patches,
+        num_wholes=message.num_wholes,
+        whole_bytes=message.whole_bytes,
+    )
+
+
+def write_DataPass(value: DataPass, message: Any) -> None:
+    message.epoch = value.epoch
+    message.done = value.done
+
+
+def read_DataPass(message: Any) -> DataPass:
+    return DataPass(
+        epoch=message.epoch,
+        done=message.done,
+    )
+
+
 def write_SetAccumulatorStepResponse(value: Any, message: Any) -> None:
     pass
 
@@ -2737,32 +2737,14 @@ WRITE: dict[type, Any] = {
     VariableSpec: write_VariableSpec,
     Initializer: write_Initializer,
     Constraint: write_Constraint,
-    Partition: write_Partition,
-    VariableSlice: write_VariableSlice,
-    Schedule: write_Schedule,
     OptimizerSpec: write_OptimizerSpec,
-    AverageSpec: write_AverageSpec,
-    ClipSpec: write_ClipSpec,
     MergeSpec: write_MergeSpec,
-    PlacementPolicy: write_PlacementPolicy,
-    PlacedSlice: write_PlacedSlice,
     ModelSpec: write_ModelSpec,
     PolicySpec: write_PolicySpec,
-    DataSpec: write_DataSpec,
-    DataRange: write_DataRange,
-    DataPass: write_DataPass,
-    DataMarks: write_DataMarks,
-    Era: write_Era,
     Fence: write_Fence,
     PushId: write_PushId,
-    StepHyperparameter: write_StepHyperparameter,
-    GivenNumbers: write_GivenNumbers,
-    UserState: write_UserState,
     Attachments: write_Attachments,
     StepAttachments: write_StepAttachments,
-    FormulaUpdate: write_FormulaUpdate,
-    SparsePart: write_SparsePart,
-    Metric: write_Metric,
     PushHeader: write_PushHeader,
     PushReply: write_PushReply,
     ShardSpec: write_ShardSpec,
@@ -2770,43 +2752,25 @@ WRITE: dict[type, Any] = {
     ReadRequest: write_ReadRequest,
     FetchRequest: write_FetchRequest,
     KeptWeights: write_KeptWeights,
+    VariableSlice: write_VariableSlice,
     RowsRequest: write_RowsRequest,
-    OptimizerPowers: write_OptimizerPowers,
     HiddenState: write_HiddenState,
     MetricCell: write_MetricCell,
-    ShardReport: write_ShardReport,
     ShardStatus: write_ShardStatus,
     AdoptRequest: write_AdoptRequest,
     PrepareRequest: write_PrepareRequest,
-    ShardSettings: write_ShardSettings,
-    AppliedPush: write_AppliedPush,
-    WorkerPushes: write_WorkerPushes,
     Adoption: write_Adoption,
     SaveRequest: write_SaveRequest,
     SaveProgress: write_SaveProgress,
     CheckpointFile: write_CheckpointFile,
     RestoreRequest: write_RestoreRequest,
-    ReplicaState: write_ReplicaState,
     Participant: write_Participant,
     RegisterRequest: write_RegisterRequest,
-    FollowerReport: write_FollowerReport,
-    WorkerTraffic: write_WorkerTraffic,
     LeaseRangesRequest: write_LeaseRangesRequest,
     Registration: write_Registration,
-    InnerSteps: write_InnerSteps,
     PushCommit: write_PushCommit,
     CommitResult: write_CommitResult,
-    HyperparameterChange: write_HyperparameterChange,
     SettingsReply: write_SettingsReply,
-    Condition: write_Condition,
-    ParticipantStatus: write_ParticipantStatus,
-    ServerStatus: write_ServerStatus,
-    LedgerEntry: write_LedgerEntry,
-    CheckpointStatus: write_CheckpointStatus,
-    DataStatus: write_DataStatus,
-    ContributionCounts: write_ContributionCounts,
-    ChosenPush: write_ChosenPush,
-    ChiefRecord: write_ChiefRecord,
     Checkpoint: write_Checkpoint,
     Begun: write_Begun,
     Contributed: write_Contributed,
@@ -2817,13 +2781,11 @@ WRITE: dict[type, Any] = {
     Applied: write_Applied,
     Arrived: write_Arrived,
     Counted: write_Counted,
-    ProtocolVersion: write_ProtocolVersion,
     Identity: write_Identity,
     AccumulatorSpec: write_AccumulatorSpec,
     GradientHeader: write_GradientHeader,
     GradientReply: write_GradientReply,
     TakeRequest: write_TakeRequest,
-    Key: write_Key,
     PostHeader: write_PostHeader,
     BoardRequest: write_BoardRequest,
     FoundHeader: write_FoundHeader,
@@ -2864,37 +2826,57 @@ WRITE: dict[type, Any] = {
     HandshakeReply: write_HandshakeReply,
     TryCheckpointsRequest: write_TryCheckpointsRequest,
     SeenPlace: write_SeenPlace,
+    Partition: write_Partition,
+    Schedule: write_Schedule,
+    ClipSpec: write_ClipSpec,
+    AverageSpec: write_AverageSpec,
+    PlacementPolicy: write_PlacementPolicy,
+    Era: write_Era,
+    StepHyperparameter: write_StepHyperparameter,
+    UserState: write_UserState,
+    GivenNumbers: write_GivenNumbers,
+    SparsePart: write_SparsePart,
+    FormulaUpdate: write_FormulaUpdate,
+    Metric: write_Metric,
+    OptimizerPowers: write_OptimizerPowers,
+    WorkerPushes: write_WorkerPushes,
+    ShardReport: write_ShardReport,
+    ReplicaState: write_ReplicaState,
+    ShardSettings: write_ShardSettings,
+    DataSpec: write_DataSpec,
+    InnerSteps: write_InnerSteps,
+    PlacedSlice: write_PlacedSlice,
+    ChiefRecord: write_ChiefRecord,
+    Key: write_Key,
+    WorkerTraffic: write_WorkerTraffic,
+    HyperparameterChange: write_HyperparameterChange,
+    DataRange: write_DataRange,
+    LedgerEntry: write_LedgerEntry,
+    ContributionCounts: write_ContributionCounts,
+    DataStatus: write_DataStatus,
+    ParticipantStatus: write_ParticipantStatus,
+    Condition: write_Condition,
+    ServerStatus: write_ServerStatus,
+    CheckpointStatus: write_CheckpointStatus,
+    ProtocolVersion: write_ProtocolVersion,
+    AppliedPush: write_AppliedPush,
+    ChosenPush: write_ChosenPush,
+    DataMarks: write_DataMarks,
+    FollowerReport: write_FollowerReport,
+    DataPass: write_DataPass,
 }
 READ: dict[type, Any] = {
     VariableSpec: read_VariableSpec,
     Initializer: read_Initializer,
     Constraint: read_Constraint,
-    Partition: read_Partition,
-    VariableSlice: read_VariableSlice,
-    Schedule: read_Schedule,
     OptimizerSpec: read_OptimizerSpec,
-    AverageSpec: read_AverageSpec,
-    ClipSpec: read_ClipSpec,
     MergeSpec: read_MergeSpec,
-    PlacementPolicy: read_PlacementPolicy,
-    PlacedSlice: read_PlacedSlice,
     ModelSpec: read_ModelSpec,
     PolicySpec: read_PolicySpec,
-    DataSpec: read_DataSpec,
-    DataRange: read_DataRange,
-    DataPass: read_DataPass,
-    DataMarks: read_DataMarks,
-    Era: read_Era,
     Fence: read_Fence,
     PushId: read_PushId,
-    StepHyperparameter: read_StepHyperparameter,
-    GivenNumbers: read_GivenNumbers,
-    UserState: read_UserState,
     Attachments: read_Attachments,
     StepAttachments: read_StepAttachments,
-    FormulaUpdate: read_FormulaUpdate,
-    SparsePart: read_SparsePart,
-    Metric: read_Metric,
     PushHeader: read_PushHeader,
     PushReply: read_PushReply,
     ShardSpec: read_ShardSpec,
@@ -2902,43 +2884,25 @@ READ: dict[type, Any] = {
     ReadRequest: read_ReadRequest,
     FetchRequest: read_FetchRequest,
     KeptWeights: read_KeptWeights,
+    VariableSlice: read_VariableSlice,
     RowsRequest: read_RowsRequest,
-    OptimizerPowers: read_OptimizerPowers,
     HiddenState: read_HiddenState,
     MetricCell: read_MetricCell,
-    ShardReport: read_ShardReport,
     ShardStatus: read_ShardStatus,
     AdoptRequest: read_AdoptRequest,
     PrepareRequest: read_PrepareRequest,
-    ShardSettings: read_ShardSettings,
-    AppliedPush: read_AppliedPush,
-    WorkerPushes: read_WorkerPushes,
     Adoption: read_Adoption,
     SaveRequest: read_SaveRequest,
     SaveProgress: read_SaveProgress,
     CheckpointFile: read_CheckpointFile,
     RestoreRequest: read_RestoreRequest,
-    ReplicaState: read_ReplicaState,
     Participant: read_Participant,
     RegisterRequest: read_RegisterRequest,
-    FollowerReport: read_FollowerReport,
-    WorkerTraffic: read_WorkerTraffic,
     LeaseRangesRequest: read_LeaseRangesRequest,
     Registration: read_Registration,
-    InnerSteps: read_InnerSteps,
     PushCommit: read_PushCommit,
     CommitResult: read_CommitResult,
-    HyperparameterChange: read_HyperparameterChange,
     SettingsReply: read_SettingsReply,
-    Condition: read_Condition,
-    ParticipantStatus: read_ParticipantStatus,
-    ServerStatus: read_ServerStatus,
-    LedgerEntry: read_LedgerEntry,
-    CheckpointStatus: read_CheckpointStatus,
-    DataStatus: read_DataStatus,
-    ContributionCounts: read_ContributionCounts,
-    ChosenPush: read_ChosenPush,
-    ChiefRecord: read_ChiefRecord,
     Checkpoint: read_Checkpoint,
     Begun: read_Begun,
     Contributed: read_Contributed,
@@ -2949,13 +2913,11 @@ READ: dict[type, Any] = {
     Applied: read_Applied,
     Arrived: read_Arrived,
     Counted: read_Counted,
-    ProtocolVersion: read_ProtocolVersion,
     Identity: read_Identity,
     AccumulatorSpec: read_AccumulatorSpec,
     GradientHeader: read_GradientHeader,
     GradientReply: read_GradientReply,
     TakeRequest: read_TakeRequest,
-    Key: read_Key,
     PostHeader: read_PostHeader,
     BoardRequest: read_BoardRequest,
     FoundHeader: read_FoundHeader,
@@ -2996,37 +2958,57 @@ READ: dict[type, Any] = {
     HandshakeReply: read_HandshakeReply,
     TryCheckpointsRequest: read_TryCheckpointsRequest,
     SeenPlace: read_SeenPlace,
+    Partition: read_Partition,
+    Schedule: read_Schedule,
+    ClipSpec: read_ClipSpec,
+    AverageSpec: read_AverageSpec,
+    PlacementPolicy: read_PlacementPolicy,
+    Era: read_Era,
+    StepHyperparameter: read_StepHyperparameter,
+    UserState: read_UserState,
+    GivenNumbers: read_GivenNumbers,
+    SparsePart: read_SparsePart,
+    FormulaUpdate: read_FormulaUpdate,
+    Metric: read_Metric,
+    OptimizerPowers: read_OptimizerPowers,
+    WorkerPushes: read_WorkerPushes,
+    ShardReport: read_ShardReport,
+    ReplicaState: read_ReplicaState,
+    ShardSettings: read_ShardSettings,
+    DataSpec: read_DataSpec,
+    InnerSteps: read_InnerSteps,
+    PlacedSlice: read_PlacedSlice,
+    ChiefRecord: read_ChiefRecord,
+    Key: read_Key,
+    WorkerTraffic: read_WorkerTraffic,
+    HyperparameterChange: read_HyperparameterChange,
+    DataRange: read_DataRange,
+    LedgerEntry: read_LedgerEntry,
+    ContributionCounts: read_ContributionCounts,
+    DataStatus: read_DataStatus,
+    ParticipantStatus: read_ParticipantStatus,
+    Condition: read_Condition,
+    ServerStatus: read_ServerStatus,
+    CheckpointStatus: read_CheckpointStatus,
+    ProtocolVersion: read_ProtocolVersion,
+    AppliedPush: read_AppliedPush,
+    ChosenPush: read_ChosenPush,
+    DataMarks: read_DataMarks,
+    FollowerReport: read_FollowerReport,
+    DataPass: read_DataPass,
 }
 MESSAGE: dict[type, Any] = {
     VariableSpec: tensor_pb2.VariableSpec,
     Initializer: tensor_pb2.Initializer,
     Constraint: tensor_pb2.Constraint,
-    Partition: tensor_pb2.Partition,
-    VariableSlice: tensor_pb2.VariableSlice,
-    Schedule: tensor_pb2.LearningRateSchedule,
     OptimizerSpec: tensor_pb2.OptimizerSpec,
-    AverageSpec: tensor_pb2.AverageSpec,
-    ClipSpec: tensor_pb2.ClipSpec,
     MergeSpec: tensor_pb2.Merge,
-    PlacementPolicy: chief_service_pb2.PlacementPolicy,
-    PlacedSlice: chief_service_pb2.PlacedSlice,
     ModelSpec: chief_service_pb2.ModelSpec,
     PolicySpec: chief_service_pb2.PolicySpec,
-    DataSpec: chief_service_pb2.DataSpec,
-    DataRange: chief_service_pb2.DataRange,
-    DataPass: chief_service_pb2.DataPass,
-    DataMarks: chief_service_pb2.DataMarks,
-    Era: tensor_pb2.Era,
     Fence: tensor_pb2.Fence,
     PushId: tensor_pb2.PushId,
-    StepHyperparameter: tensor_pb2.StepHyperparameter,
-    GivenNumbers: tensor_pb2.GivenNumbers,
-    UserState: tensor_pb2.UserState,
     Attachments: tensor_pb2.Attachments,
     StepAttachments: tensor_pb2.StepAttachments,
-    FormulaUpdate: parameter_service_pb2.FormulaUpdate,
-    SparsePart: parameter_service_pb2.SparsePart,
-    Metric: parameter_service_pb2.Metric,
     PushHeader: parameter_service_pb2.PushHeader,
     PushReply: parameter_service_pb2.PushReply,
     ShardSpec: parameter_service_pb2.ShardSpec,
@@ -3034,43 +3016,25 @@ MESSAGE: dict[type, Any] = {
     ReadRequest: parameter_service_pb2.ReadRequest,
     FetchRequest: parameter_service_pb2.FetchWeightsRequest,
     KeptWeights: chief_service_pb2.KeptWeights,
+    VariableSlice: tensor_pb2.VariableSlice,
     RowsRequest: parameter_service_pb2.RowsHeader,
-    OptimizerPowers: parameter_service_pb2.OptimizerPowers,
     HiddenState: parameter_service_pb2.HiddenState,
     MetricCell: parameter_service_pb2.MetricCell,
-    ShardReport: parameter_service_pb2.ShardReport,
     ShardStatus: parameter_service_pb2.GetShardStatusResponse,
     AdoptRequest: parameter_service_pb2.AdoptShardRequest,
     PrepareRequest: parameter_service_pb2.ApplyRequest,
-    ShardSettings: parameter_service_pb2.ShardSettings,
-    AppliedPush: parameter_service_pb2.AppliedPush,
-    WorkerPushes: parameter_service_pb2.WorkerPushes,
     Adoption: parameter_service_pb2.AdoptShardResponse,
     SaveRequest: parameter_service_pb2.SaveShardRequest,
     SaveProgress: parameter_service_pb2.SaveShardResponse,
     CheckpointFile: parameter_service_pb2.CheckpointFile,
     RestoreRequest: parameter_service_pb2.RestoreShardRequest,
-    ReplicaState: parameter_service_pb2.ReplicaState,
     Participant: chief_service_pb2.Participant,
     RegisterRequest: chief_service_pb2.RegisterWorkerRequest,
-    FollowerReport: chief_service_pb2.FollowerReport,
-    WorkerTraffic: chief_service_pb2.WorkerTraffic,
     LeaseRangesRequest: chief_service_pb2.LeaseRangesRequest,
     Registration: chief_service_pb2.RegisterWorkerResponse,
-    InnerSteps: chief_service_pb2.InnerSteps,
     PushCommit: chief_service_pb2.PushCommit,
     CommitResult: chief_service_pb2.CommitResult,
-    HyperparameterChange: chief_service_pb2.HyperparameterChange,
     SettingsReply: chief_service_pb2.SettingsState,
-    Condition: chief_service_pb2.Condition,
-    ParticipantStatus: chief_service_pb2.ParticipantStatus,
-    ServerStatus: chief_service_pb2.ServerStatus,
-    LedgerEntry: chief_service_pb2.LedgerEntry,
-    CheckpointStatus: chief_service_pb2.CheckpointStatus,
-    DataStatus: chief_service_pb2.DataStatus,
-    ContributionCounts: chief_service_pb2.ContributionCounts,
-    ChosenPush: chief_service_pb2.ChosenPush,
-    ChiefRecord: chief_service_pb2.ChiefRecord,
     Checkpoint: chief_service_pb2.CheckpointManifest,
     Begun: history_pb2.HistoryRecord.Begun,
     Contributed: history_pb2.HistoryRecord.Contributed,
@@ -3081,13 +3045,11 @@ MESSAGE: dict[type, Any] = {
     Applied: history_pb2.HistoryRecord.Applied,
     Arrived: history_pb2.HistoryRecord.Arrived,
     Counted: history_pb2.HistoryRecord.Counted,
-    ProtocolVersion: handshake_service_pb2.ProtocolVersion,
     Identity: handshake_service_pb2.Identity,
     AccumulatorSpec: accumulator_service_pb2.AccumulatorSpec,
     GradientHeader: accumulator_service_pb2.GradientHeader,
     GradientReply: accumulator_service_pb2.ApplyGradientResponse,
     TakeRequest: accumulator_service_pb2.TakeGradientRequest,
-    Key: board_service_pb2.PostKey,
     PostHeader: board_service_pb2.PostHeader,
     BoardRequest: board_service_pb2.ReadBoardRequest,
     FoundHeader: board_service_pb2.FoundHeader,
@@ -3128,6 +3090,44 @@ MESSAGE: dict[type, Any] = {
     HandshakeReply: handshake_service_pb2.HandshakeResponse,
     TryCheckpointsRequest: handshake_service_pb2.TryCheckpointsRequest,
     SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
+    Partition: tensor_pb2.Partition,
+    Schedule: tensor_pb2.LearningRateSchedule,
+    ClipSpec: tensor_pb2.ClipSpec,
+    AverageSpec: tensor_pb2.AverageSpec,
+    PlacementPolicy: chief_service_pb2.PlacementPolicy,
+    Era: tensor_pb2.Era,
+    StepHyperparameter: tensor_pb2.StepHyperparameter,
+    UserState: tensor_pb2.UserState,
+    GivenNumbers: tensor_pb2.GivenNumbers,
+    SparsePart: parameter_service_pb2.SparsePart,
+    FormulaUpdate: parameter_service_pb2.FormulaUpdate,
+    Metric: parameter_service_pb2.Metric,
+    OptimizerPowers: parameter_service_pb2.OptimizerPowers,
+    WorkerPushes: parameter_service_pb2.WorkerPushes,
+    ShardReport: parameter_service_pb2.ShardReport,
+    ReplicaState: parameter_service_pb2.ReplicaState,
+    ShardSettings: parameter_service_pb2.ShardSettings,
+    DataSpec: chief_service_pb2.DataSpec,
+    InnerSteps: chief_service_pb2.InnerSteps,
+    PlacedSlice: chief_service_pb2.PlacedSlice,
+    ChiefRecord: chief_service_pb2.ChiefRecord,
+    Key: board_service_pb2.PostKey,
+    WorkerTraffic: chief_service_pb2.WorkerTraffic,
+    HyperparameterChange: chief_service_pb2.HyperparameterChange,
+    DataRange: chief_service_pb2.DataRange,
+    LedgerEntry: chief_service_pb2.LedgerEntry,
+    ContributionCounts: chief_service_pb2.ContributionCounts,
+    DataStatus: chief_service_pb2.DataStatus,
+    ParticipantStatus: chief_service_pb2.ParticipantStatus,
+    Condition: chief_service_pb2.Condition,
+    ServerStatus: chief_service_pb2.ServerStatus,
+    CheckpointStatus: chief_service_pb2.CheckpointStatus,
+    ProtocolVersion: handshake_service_pb2.ProtocolVersion,
+    AppliedPush: parameter_service_pb2.AppliedPush,
+    ChosenPush: chief_service_pb2.ChosenPush,
+    DataMarks: chief_service_pb2.DataMarks,
+    FollowerReport: chief_service_pb2.FollowerReport,
+    DataPass: chief_service_pb2.DataPass,
 }
 # By the request: the message of its answer, and its writer and reader.
 ANSWERS: dict[type, Any] = {

@@ -1,6 +1,7 @@
 """Every pair of a value and its message, with what their fields do not say. `generator` makes `coders` of it; no process imports it.
 
-A request and its answer need no entry, unless they have something that their fields do not say: their RPC names their messages.
+A request, its answer, and what their fields hold need no entry, unless they have something that their fields do not say: their RPC names
+their messages.
 """
 
 import dataclasses
@@ -11,18 +12,16 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from ps_protocol.model.data import DataMarks, DataPass, DataRange, DataSpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MergeSpec
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
-from ps_protocol.model.updates import FormulaUpdate
-from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.model.variables import Constraint, Initializer, VariableSpec
 from ps_protocol.roles import accumulators, board, chief, fence, history, identity, shard, weights
-from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
-from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
+from ps_protocol.roles.checkpoint import Checkpoint
+from ps_protocol.roles.contribution import Attachments, PushId, StepAttachments
 from ps_protocol.roles.request import RPCS, Rpc
 from ps_protocol.v1 import (
     accumulator_service_pb2,
@@ -89,33 +88,15 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=VariableSpec, message=tensor_pb2.VariableSpec, check=special.check_variable, place=special.variable_place),
     Pair(value=Initializer, message=tensor_pb2.Initializer, label="initializer"),
     Pair(value=Constraint, message=tensor_pb2.Constraint, label="constraint"),
-    Pair(value=Partition, message=tensor_pb2.Partition),
-    Pair(value=VariableSlice, message=tensor_pb2.VariableSlice),
-    Pair(value=Schedule, message=tensor_pb2.LearningRateSchedule),
     Pair(value=OptimizerSpec, message=tensor_pb2.OptimizerSpec, check=special.check_optimizer),
-    Pair(value=AverageSpec, message=tensor_pb2.AverageSpec),
-    Pair(value=ClipSpec, message=tensor_pb2.ClipSpec),
     Pair(value=MergeSpec, message=tensor_pb2.Merge, label="merge"),
-    Pair(value=PlacementPolicy, message=chief_service_pb2.PlacementPolicy),
-    Pair(value=PlacedSlice, message=chief_service_pb2.PlacedSlice),
     Pair(value=ModelSpec, message=chief_service_pb2.ModelSpec, check=special.check_model),
     Pair(value=PolicySpec, message=chief_service_pb2.PolicySpec, label="policy"),
-    Pair(value=DataSpec, message=chief_service_pb2.DataSpec),
-    Pair(value=DataRange, message=chief_service_pb2.DataRange),
-    Pair(value=DataPass, message=chief_service_pb2.DataPass),
-    Pair(value=DataMarks, message=chief_service_pb2.DataMarks),
     # Parameter servers.
-    Pair(value=fence.Era, message=tensor_pb2.Era),
     Pair(value=fence.Fence, message=tensor_pb2.Fence, reads={"era": special.read_era}, is_kept=True),
     Pair(value=PushId, message=tensor_pb2.PushId, check=special.check_push_id),
-    Pair(value=StepHyperparameter, message=tensor_pb2.StepHyperparameter),
-    Pair(value=GivenNumbers, message=tensor_pb2.GivenNumbers),
-    Pair(value=UserState, message=tensor_pb2.UserState),
     Pair(value=Attachments, message=tensor_pb2.Attachments, check=special.check_attachments),
     Pair(value=StepAttachments, message=tensor_pb2.StepAttachments, check=special.check_step_attachments),
-    Pair(value=FormulaUpdate, message=parameter_service_pb2.FormulaUpdate),
-    Pair(value=shard.SparsePart, message=parameter_service_pb2.SparsePart),
-    Pair(value=shard.Metric, message=parameter_service_pb2.Metric),
     Pair(
         value=shard.PushHeader,
         message=parameter_service_pb2.PushHeader,
@@ -152,11 +133,10 @@ _NAMED: tuple[Pair, ...] = (
         message=chief_service_pb2.KeptWeights,
         reads={"encoding": special.read_encoding_for_variables},
     ),
+    Pair(value=VariableSlice, message=tensor_pb2.VariableSlice),
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
-    Pair(value=shard.OptimizerPowers, message=parameter_service_pb2.OptimizerPowers),
     Pair(value=shard.HiddenState, message=parameter_service_pb2.HiddenState),
     Pair(value=shard.MetricCell, message=parameter_service_pb2.MetricCell),
-    Pair(value=shard.ShardReport, message=parameter_service_pb2.ShardReport),
     Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse, check=special.check_status),
     Pair(value=shard.AdoptRequest, message=parameter_service_pb2.AdoptShardRequest, check=special.check_adoption),
     Pair(
@@ -165,41 +145,23 @@ _NAMED: tuple[Pair, ...] = (
         writes={"of": special.write_prepare},
         reads={"of": special.read_prepare},
     ),
-    Pair(value=shard.ShardSettings, message=parameter_service_pb2.ShardSettings),
-    Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
-    Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),
     Pair(value=shard.Adoption, message=parameter_service_pb2.AdoptShardResponse, reads={"given_up": special.read_given_up}),
     Pair(value=shard.SaveRequest, message=parameter_service_pb2.SaveShardRequest, check=special.check_save_request),
     Pair(value=shard.SaveProgress, message=parameter_service_pb2.SaveShardResponse, check=special.check_save_progress),
     Pair(value=shard.CheckpointFile, message=parameter_service_pb2.CheckpointFile, check=special.check_file),
     Pair(value=shard.RestoreRequest, message=parameter_service_pb2.RestoreShardRequest, check=special.check_restore_request),
-    Pair(value=shard.ReplicaState, message=parameter_service_pb2.ReplicaState),
     # The chief.
     Pair(value=chief.Participant, message=chief_service_pb2.Participant, label="participant", is_kept=True),
     Pair(value=chief.RegisterRequest, message=chief_service_pb2.RegisterWorkerRequest, check=special.check_register_request),
-    Pair(value=chief.FollowerReport, message=chief_service_pb2.FollowerReport),
-    Pair(value=chief.WorkerTraffic, message=chief_service_pb2.WorkerTraffic),
     Pair(value=chief.LeaseRangesRequest, message=chief_service_pb2.LeaseRangesRequest, check=special.check_lease),
     Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse, check=special.check_registration),
-    Pair(value=chief.InnerSteps, message=chief_service_pb2.InnerSteps),
     Pair(value=chief.PushCommit, message=chief_service_pb2.PushCommit, check=special.check_commit),
     Pair(value=chief.CommitResult, message=chief_service_pb2.CommitResult, reads={"factor": special.read_factor}),
-    Pair(value=chief.HyperparameterChange, message=chief_service_pb2.HyperparameterChange),
     Pair(value=chief.SettingsReply, message=chief_service_pb2.SettingsState),
-    Pair(value=chief.Condition, message=chief_service_pb2.Condition),
-    Pair(value=chief.ParticipantStatus, message=chief_service_pb2.ParticipantStatus),
-    Pair(value=chief.ServerStatus, message=chief_service_pb2.ServerStatus),
-    Pair(value=chief.LedgerEntry, message=chief_service_pb2.LedgerEntry),
-    Pair(value=chief.CheckpointStatus, message=chief_service_pb2.CheckpointStatus),
-    Pair(value=chief.DataStatus, message=chief_service_pb2.DataStatus),
-    Pair(value=chief.ContributionCounts, message=chief_service_pb2.ContributionCounts),
-    Pair(value=ChosenPush, message=chief_service_pb2.ChosenPush),
-    Pair(value=ChiefRecord, message=chief_service_pb2.ChiefRecord),
     Pair(value=Checkpoint, message=chief_service_pb2.CheckpointManifest, filled=frozenset({"format", "format_version", "saved_at"})),
     # Histories.
     *(Pair(value=event, message=getattr(history_pb2.HistoryRecord, event.__name__)) for event in typing.get_args(history.Event)),
     # The handshake.
-    Pair(value=identity.ProtocolVersion, message=handshake_service_pb2.ProtocolVersion),
     Pair(value=identity.Identity, message=handshake_service_pb2.Identity, label="identity"),
     # Named accumulators.
     Pair(value=accumulators.AccumulatorSpec, message=accumulator_service_pb2.AccumulatorSpec, check=special.check_accumulator),
@@ -207,7 +169,6 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=accumulators.GradientReply, message=accumulator_service_pb2.ApplyGradientResponse),
     Pair(value=accumulators.TakeRequest, message=accumulator_service_pb2.TakeGradientRequest),
     # Boards.
-    Pair(value=board.Key, message=board_service_pb2.PostKey),
     Pair(value=board.PostHeader, message=board_service_pb2.PostHeader),
     Pair(value=board.BoardRequest, message=board_service_pb2.ReadBoardRequest),
     Pair(value=board.FoundHeader, message=board_service_pb2.FoundHeader),
@@ -228,16 +189,39 @@ def messages_of(rpc: Rpc) -> tuple[type[Message], type[Message]]:
     return GetMessageClass(types[0]), GetMessageClass(types[1])
 
 
-def _of_requests() -> Iterator[Pair]:
-    """Yields a pair for each request, and for each answer that is a dataclass, which has none above."""
-    known = {pair.value for pair in _NAMED}
+def _all_pairs() -> Iterator[Pair]:
+    """Yields those with a name above, one for each request and each answer, and one for each value that a field of another holds."""
+    known = {pair.value: pair for pair in _NAMED}
     for request, rpc in RPCS.items():
         declared: Any = request
-        values: tuple[Any, Any] = request, declared.answer
-        for value, message in zip(values, messages_of(rpc), strict=True):
-            if is_value(value) and value not in known:
-                known.add(value)
-                yield Pair(value=value, message=message)
+        for value, message in zip((request, declared.answer), messages_of(rpc), strict=True):
+            if is_value(value):
+                known.setdefault(value, Pair(value=value, message=message))
+    to_see = [*known.values()]
+    for pair in to_see:
+        for value, message in _held_by(pair):
+            if value not in known:
+                known[value] = Pair(value=value, message=message)
+                to_see.append(known[value])
+    yield from known.values()
 
 
-PAIRS: tuple[Pair, ...] = (*_NAMED, *_of_requests())
+def _held_by(pair: Pair) -> Iterator[tuple[type, type[Message]]]:
+    """Yields the values in the fields of a value, each with the message of the field."""
+    hints = typing.get_type_hints(pair.value)
+    for attribute, name in message_fields(pair).items():
+        held = pair.message.DESCRIPTOR.fields_by_name[name].message_type
+        if held is not None and held.GetOptions().map_entry:
+            held = held.fields_by_name["value"].message_type
+        if held is not None:
+            yield from ((one, GetMessageClass(held)) for one in _classes_in(hints[attribute]))
+
+
+def _classes_in(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from _classes_in(part)
+
+
+PAIRS: tuple[Pair, ...] = tuple(_all_pairs())
