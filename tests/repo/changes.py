@@ -183,7 +183,7 @@ def eager_policy() -> PolicySpec:
         + _TRAIN.replace("lockstep.local()", "lockstep.local(policy=lockstep.eager_policy())").replace("OPTIMIZER", "lockstep.sgd(0.25)")
         + 'assert status.policy.text == "eager" and status.num_accepted == 1, status\n'
         + "from lockstep.__main__ import main\n"
-        + 'assert not main("plan --latency constant:1 --workers 2 --rounds 9 --compare eager".split())\n',
+        + 'assert not main("plan --latency constant:1 --workers 2 --steps 9 --compare eager".split())\n',
     ),
     Change(
         what="an option of a parameter server",

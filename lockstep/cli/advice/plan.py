@@ -111,7 +111,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--compare", metavar="POLICIES", default="", help=f"other policies to simulate, separated by commas: {', '.join(_COMPARED)}"
     )
-    run.add_argument("--rounds", type=int, metavar="N", help="steps to simulate for each number (default: about 20000 contributions)")
+    run.add_argument("--steps", type=int, metavar="N", help="steps to simulate for each number (default: about 20000 contributions)")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random times (default 0)")
     record = parser.add_argument_group("recording")
     add_arguments(parser)
@@ -133,7 +133,7 @@ def run_plan(arguments: argparse.Namespace) -> Answer:
 def _question(arguments: argparse.Namespace) -> Question:
     if arguments.workers is not None and arguments.replicas_to_aggregate is not None:
         raise InvalidSpec("--workers and --replicas-to-aggregate: give one of them; the other follows from the number of backups")
-    for name, least in (("workers", 1), ("replicas_to_aggregate", 1), ("rounds", 1), ("seed", 0)):
+    for name, least in (("workers", 1), ("replicas_to_aggregate", 1), ("steps", 1), ("seed", 0)):
         if (value := getattr(arguments, name)) is not None and value < least:
             raise InvalidSpec(f"--{name.replace('_', '-')}: got {value}, want {least} or more")
     latency: Latency = latency_of(arguments.latency) if arguments.latency is not None else _measured(arguments.times)
@@ -155,7 +155,7 @@ def _question(arguments: argparse.Namespace) -> Question:
         num_required=arguments.replicas_to_aggregate,
         backups=_backups(arguments.backup_workers),
         compared=tuple(_policy(word) for word in arguments.compare.split(",") if word),
-        num_rounds=arguments.rounds,
+        num_rounds=arguments.steps,
         seed=arguments.seed,
     )
 

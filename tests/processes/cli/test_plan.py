@@ -26,7 +26,7 @@ STEPS, COMPUTING_S = 12, (0.05, 0.12)
 
 def test_a_plan_from_a_distribution(tmp_path: Path) -> None:
     arguments = ["--replicas-to-aggregate", "10", "--latency", "lognormal:1,0.1", "--stragglers", "0.05,2"]
-    result = lockstep_here("plan", *arguments, "--rounds", "50", "--apply", "0.01", "--backup-workers", "0,1,2", "--compare", COMPARED)
+    result = lockstep_here("plan", *arguments, "--steps", "50", "--apply", "0.01", "--backup-workers", "0,1,2", "--compare", COMPARED)
     assert result.returncode == 0, result.stderr
     assert "recommended: b = " in result.stdout and "--backup-workers" in result.stdout
     assert all(name in result.stdout for name in ("ssp(2)", "async", "outer ", "outer, 0.5 s of grace"))
@@ -45,10 +45,10 @@ def test_a_plan_from_computing_times_as_text_and_as_json(tmp_path: Path) -> None
     times = tmp_path / "times.csv"
     rows = [f"{worker},{step},{9.0 if worker == 3 else 1.0}" for step in range(5) for worker in range(4)]
     times.write_text("\n".join([HEADER, *rows]))
-    text = lockstep_here("plan", str(times), "--rounds", "30").stdout
+    text = lockstep_here("plan", str(times), "--steps", "30").stdout
     assert "4 workers; computing: 20 measured times of 4 workers" in text
     assert "recommended: b = 1" in text and "--workers 4 --backup-workers 1" in text
-    plain = json.loads(lockstep_here("plan", str(times), "--rounds", "30", "--json").stdout)
+    plain = json.loads(lockstep_here("plan", str(times), "--steps", "30", "--json").stdout)
     assert plain["recommended_backups"] == 1
     assert [row["step_s"] for row in plain["rows"]] == pytest.approx([9.0, 1.0, 1.0])
 
@@ -119,4 +119,4 @@ def test_the_times_of_a_running_cluster_can_be_planned_with(tmp_path: Path, sock
         times = [row.seconds for row in rows if row.worker == index]
         assert len(times) >= 2
         assert np.median(times) > COMPUTING_S[index] - 0.02  # how much longer is the machine's affair
-    assert "recommended: b = " in lockstep_here("plan", str(recorded), "--rounds", "10").stdout
+    assert "recommended: b = " in lockstep_here("plan", str(recorded), "--steps", "10").stdout
