@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from ps_protocol.http.server import HttpServer
     from ps_protocol.metrics.exposition import Family
 
-# The silence of the chief, and when to warn of it.
+log = logging.getLogger("lockstep.server")
 
-
+# When to warn of a chief that is silent, or was never heard.
 FIRST_WARNING_S = 10.0
 WARNING_INTERVAL_S = 60.0
 # A chief looks at its shards about every second; more often there is nothing to be learnt.
@@ -75,11 +75,6 @@ class ChiefSilence:
             return f"the chief has been silent for {silence}; {consequence}"
         return f"no chief has adopted this parameter server for {silence}; is the chief started with --ps naming {address}?"
 
-
-# One parameter server as a gRPC server in this process: listening, health, and an orderly end.
-
-
-log = logging.getLogger("lockstep.server")
 
 # How long a save under way may still take when the process ends: the time that supervisors allow, less the rest of the end.
 SAVE_GRACE_S = 5.0

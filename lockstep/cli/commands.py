@@ -116,7 +116,7 @@ COMMANDS: dict[str, Command] = {
         "change",
         "show or change how many contributions make a step",
         "clusters.change",
-        "[sync|ssp|async] [flags]",
+        "[POLICY] [flags]",
         (
             "lockstep policy",
             "lockstep policy sync --replicas-to-aggregate 4",
