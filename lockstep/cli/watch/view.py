@@ -196,7 +196,7 @@ def _worker(one: ParticipantStatus, look: Look) -> tuple[str, ...]:
 
 
 def _servers(status: ClusterStatus) -> list[str]:
-    rows = [("server", "state", "step", "variables", "memory", "CPU", "last apply", "waiting", "standby", "address")]
+    rows = [("server", "state", "step", "variables", "memory", "CPU", "last apply", "staged", "standby", "address")]
     for one in status.shards:
         report = one.report
         rows.append(
@@ -216,10 +216,14 @@ def _servers(status: ClusterStatus) -> list[str]:
     return table(rows, left=(0, 1, 9)).splitlines()
 
 
+_SHOWN_ABOVE = ("allocated_bytes", "num_staged", "last_apply_s", "cpu_s")
+
+
 def _reports(status: ClusterStatus) -> list[str]:
-    """Returns a table of each parameter server's latest report to the chief, without what none of them has any of."""
+    """Returns a table of what `_servers` leaves out of each parameter server's latest report, if any of them has any of it."""
     reports = [one.report for one in status.shards if one.report]
-    names = [field.name for field in dataclasses.fields(ShardReport) if any(getattr(one, field.name) for one in reports)]
+    fields = [field.name for field in dataclasses.fields(ShardReport) if field.name not in _SHOWN_ABOVE]
+    names = [name for name in fields if any(getattr(one, name) for one in reports)]
     rows = [("ps", *(name.removeprefix("num_").removesuffix("_bytes").removesuffix("_s").replace("_", " ") for name in names))]
     rows += [(str(one.index), *(_amount(name, getattr(one.report, name)) for name in names)) for one in status.shards if one.report]
     copies = "(variables of a report: two copies, the next step's beside the present one's; of tables one)"

@@ -161,8 +161,9 @@ def test_the_status_has_all_that_a_parameter_server_reports_in_the_unit_that_sui
     )
     text = all_of(dataclasses.replace(STATUS, shards=(server_status(0), server_status(1, report=report))))
     lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
-    assert ["ps", "allocated", "limit", "variables", "pushes", "nonfinite", "last apply", "cpu", "rows"] in lines, "what some have"
-    assert ["1", "18.5 KiB", "1.0 MiB", "2.0 KiB", "7", "3", "0.8 ms", "61.2 s", "5"] in lines
+    assert ["18.5 KiB", "61.2 s", "0.8 ms", "0"] in [line[4:8] for line in lines]
+    assert ["ps", "limit", "variables", "pushes", "nonfinite", "rows"] in lines, "what some have"
+    assert ["1", "1.0 MiB", "2.0 KiB", "7", "3", "5"] in lines
     assert "nonfinite" not in all_of(STATUS), "nobody has been looked at yet"
 
 
