@@ -353,7 +353,8 @@ class Session(CommonCalls):
         at all. `hyperparameters`: numbers that replace the optimizer's settings in the one step that the contribution becomes a part of: a
         name ("learning_rate", or that of a hyper-parameter) to a number, for the model's optimizer; for the optimizer of a group
         (`sgd(0.1).in_group("head")`), the group to such a dict. If workers give different numbers, the step uses those of the lowest worker
-        index. `weight`: how much the contribution counts in the mean of its step beside the others, above 0: for example its samples.
+        index. `weight`: how much the contribution counts in the mean of its step beside the others, above 0: for example its samples. Under
+        ssp and async there are no others, and it changes nothing.
 
         Does not wait for other workers. A call that fails half-way has no effect on any step (except under async without locking), and a
         repeated message counts once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
