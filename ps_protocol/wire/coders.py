@@ -1939,6 +1939,24 @@ def read_Schedule(message: Any) -> Schedule:
     )
 
 
+def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
+    message.strategy = value.strategy
+    message.split_bytes = value.split_bytes
+    if one := value.loads:
+        message.loads.update(dict(one))
+    if one := value.pins:
+        message.pins.update(dict(one))
+
+
+def read_PlacementPolicy(message: Any) -> PlacementPolicy:
+    return PlacementPolicy(
+        strategy=message.strategy,
+        split_bytes=message.split_bytes,
+        loads=tuple(sorted(message.loads.items())),
+        pins=tuple(sorted(message.pins.items())),
+    )
+
+
 def write_ClipSpec(value: ClipSpec, message: Any) -> None:
     message.value = value.value
     message.norm = value.norm
@@ -1970,24 +1988,6 @@ def read_AverageSpec(message: Any) -> AverageSpec:
     )
 
 
-def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
-    message.strategy = value.strategy
-    message.split_bytes = value.split_bytes
-    if one := value.loads:
-        message.loads.update(dict(one))
-    if one := value.pins:
-        message.pins.update(dict(one))
-
-
-def read_PlacementPolicy(message: Any) -> PlacementPolicy:
-    return PlacementPolicy(
-        strategy=message.strategy,
-        split_bytes=message.split_bytes,
-        loads=tuple(sorted(message.loads.items())),
-        pins=tuple(sorted(message.pins.items())),
-    )
-
-
 def write_Era(value: Era, message: Any) -> None:
     message.life = value.life
     message.epoch = value.epoch
@@ -2014,18 +2014,6 @@ def read_StepHyperparameter(message: Any) -> StepHyperparameter:
     )
 
 
-def write_UserState(value: UserState, message: Any) -> None:
-    message.worker = value.worker
-    message.json = value.json
-
-
-def read_UserState(message: Any) -> UserState:
-    return UserState(
-        worker=message.worker,
-        json=message.json,
-    )
-
-
 def write_GivenNumbers(value: GivenNumbers, message: Any) -> None:
     if one := value.push_ids:
         for item in one:
@@ -2039,6 +2027,30 @@ def read_GivenNumbers(message: Any) -> GivenNumbers:
     return GivenNumbers(
         push_ids=fields.decode_each(message.push_ids, read_PushId, field="push_ids") if message.push_ids else (),
         hyperparameters=fields.decode_each(message.hyperparameters, read_StepHyperparameter, field="hyperparameters") if message.hyperparameters else (),
+    )
+
+
+def write_UserState(value: UserState, message: Any) -> None:
+    message.worker = value.worker
+    message.json = value.json
+
+
+def read_UserState(message: Any) -> UserState:
+    return UserState(
+        worker=message.worker,
+        json=message.json,
+    )
+
+
+def write_Metric(value: Metric, message: Any) -> None:
+    message.value = value.value
+    message.weight = value.weight
+
+
+def read_Metric(message: Any) -> Metric:
+    return Metric(
+        value=message.value,
+        weight=message.weight,
     )
 
 
@@ -2070,18 +2082,6 @@ def read_FormulaUpdate(message: Any) -> FormulaUpdate:
         variables=dict(sorted(message.variables.items())),
         arrays=dict(sorted(message.arrays.items())),
         numbers=dict(sorted(message.numbers.items())),
-    )
-
-
-def write_Metric(value: Metric, message: Any) -> None:
-    message.value = value.value
-    message.weight = value.weight
-
-
-def read_Metric(message: Any) -> Metric:
-    return Metric(
-        value=message.value,
-        weight=message.weight,
     )
 
 
@@ -2229,18 +2229,6 @@ def read_InnerSteps(message: Any) -> InnerSteps:
     )
 
 
-def write_PlacedSlice(value: PlacedSlice, message: Any) -> None:
-    write_VariableSlice(value.slice, message.slice)
-    message.shard = value.shard
-
-
-def read_PlacedSlice(message: Any) -> PlacedSlice:
-    return PlacedSlice(
-        slice=read_VariableSlice(message.slice) if message.HasField("slice") else fields.missing(message, "slice"),
-        shard=message.shard,
-    )
-
-
 def write_ChiefRecord(value: ChiefRecord, message: Any) -> None:
     if (one := value.model) is not None:
         message.model.SetInParent()
@@ -2284,6 +2272,18 @@ def read_ChiefRecord(message: Any) -> ChiefRecord:
         data=read_DataMarks(message.data) if message.HasField("data") else None,
         attached=read_StepAttachments(message.attached) if message.HasField("attached") else _ChiefRecord_attached,
         earlier=read_Fence(message.earlier) if message.HasField("earlier") else _ChiefRecord_earlier,
+    )
+
+
+def write_PlacedSlice(value: PlacedSlice, message: Any) -> None:
+    write_VariableSlice(value.slice, message.slice)
+    message.shard = value.shard
+
+
+def read_PlacedSlice(message: Any) -> PlacedSlice:
+    return PlacedSlice(
+        slice=read_VariableSlice(message.slice) if message.HasField("slice") else fields.missing(message, "slice"),
+        shard=message.shard,
     )
 
 
@@ -2358,6 +2358,41 @@ def read_DataRange(message: Any) -> DataRange:
     )
 
 
+def write_Condition(value: Condition, message: Any) -> None:
+    message.name = value.name
+    message.level = _Level_NUMBERS[value.level]
+    message.line = value.line
+    message.advice = value.advice
+    if one := value.commands:
+        message.commands.extend(one)
+    message.is_standstill = value.is_standstill
+
+
+def read_Condition(message: Any) -> Condition:
+    return Condition(
+        name=message.name,
+        level=fields.chosen(_Level_MEMBERS, message.level, "level"),
+        line=message.line,
+        advice=message.advice,
+        commands=tuple(message.commands),
+        is_standstill=message.is_standstill,
+    )
+
+
+def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
+    message.accepted = value.accepted
+    message.stale = value.stale
+    message.late = value.late
+
+
+def read_ContributionCounts(message: Any) -> ContributionCounts:
+    return ContributionCounts(
+        accepted=message.accepted,
+        stale=message.stale,
+        late=message.late,
+    )
+
+
 def write_LedgerEntry(value: LedgerEntry, message: Any) -> None:
     message.step = value.step
     if one := value.contributors:
@@ -2391,17 +2426,24 @@ def read_LedgerEntry(message: Any) -> LedgerEntry:
     )
 
 
-def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
-    message.accepted = value.accepted
-    message.stale = value.stale
-    message.late = value.late
+def write_CheckpointStatus(value: CheckpointStatus, message: Any) -> None:
+    message.durability = value.durability
+    message.tag = value.tag
+    message.step = value.step
+    if (one := value.age_s) != 0.0:
+        fields.write_duration(one, message.age)
+    message.saving = value.saving
+    message.failure = value.failure
 
 
-def read_ContributionCounts(message: Any) -> ContributionCounts:
-    return ContributionCounts(
-        accepted=message.accepted,
-        stale=message.stale,
-        late=message.late,
+def read_CheckpointStatus(message: Any) -> CheckpointStatus:
+    return CheckpointStatus(
+        durability=message.durability,
+        tag=message.tag,
+        step=message.step,
+        age_s=fields.decode_duration(message.age, field="age") if message.HasField("age") else 0.0,
+        saving=message.saving,
+        failure=message.failure,
     )
 
 
@@ -2469,27 +2511,6 @@ def read_ParticipantStatus(message: Any) -> ParticipantStatus:
     )
 
 
-def write_Condition(value: Condition, message: Any) -> None:
-    message.name = value.name
-    message.level = _Level_NUMBERS[value.level]
-    message.line = value.line
-    message.advice = value.advice
-    if one := value.commands:
-        message.commands.extend(one)
-    message.is_standstill = value.is_standstill
-
-
-def read_Condition(message: Any) -> Condition:
-    return Condition(
-        name=message.name,
-        level=fields.chosen(_Level_MEMBERS, message.level, "level"),
-        line=message.line,
-        advice=message.advice,
-        commands=tuple(message.commands),
-        is_standstill=message.is_standstill,
-    )
-
-
 def write_ServerStatus(value: ServerStatus, message: Any) -> None:
     message.index = value.index
     message.address = value.address
@@ -2518,27 +2539,6 @@ def read_ServerStatus(message: Any) -> ServerStatus:
     )
 
 
-def write_CheckpointStatus(value: CheckpointStatus, message: Any) -> None:
-    message.durability = value.durability
-    message.tag = value.tag
-    message.step = value.step
-    if (one := value.age_s) != 0.0:
-        fields.write_duration(one, message.age)
-    message.saving = value.saving
-    message.failure = value.failure
-
-
-def read_CheckpointStatus(message: Any) -> CheckpointStatus:
-    return CheckpointStatus(
-        durability=message.durability,
-        tag=message.tag,
-        step=message.step,
-        age_s=fields.decode_duration(message.age, field="age") if message.HasField("age") else 0.0,
-        saving=message.saving,
-        failure=message.failure,
-    )
-
-
 def write_ProtocolVersion(value: ProtocolVersion, message: Any) -> None:
     message.major = value.major
     message.minor = value.minor
@@ -2563,6 +2563,24 @@ def read_AppliedPush(message: Any) -> AppliedPush:
     )
 
 
+def write_DataMarks(value: DataMarks, message: Any) -> None:
+    write_DataSpec(value.data, message.data)
+    message.epoch = value.epoch
+    message.position = value.position
+    if one := value.passes:
+        for item in one:
+            write_DataPass(item, message.passes.add())
+
+
+def read_DataMarks(message: Any) -> DataMarks:
+    return DataMarks(
+        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
+        epoch=message.epoch,
+        position=message.position,
+        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
+    )
+
+
 def write_ChosenPush(value: ChosenPush, message: Any) -> None:
     write_PushId(value.push_id, message.push_id)
     message.step = value.step
@@ -2580,24 +2598,6 @@ def read_ChosenPush(message: Any) -> ChosenPush:
         weight=message.weight,
         ranges=tuple(message.ranges),
         attached=read_Attachments(message.attached) if message.HasField("attached") else _ChosenPush_attached,
-    )
-
-
-def write_DataMarks(value: DataMarks, message: Any) -> None:
-    write_DataSpec(value.data, message.data)
-    message.epoch = value.epoch
-    message.position = value.position
-    if one := value.passes:
-        for item in one:
-            write_DataPass(item, message.passes.add())
-
-
-def read_DataMarks(message: Any) -> DataMarks:
-    return DataMarks(
-        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
-        epoch=message.epoch,
-        position=message.position,
-        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
     )
 
 
@@ -2828,16 +2828,16 @@ WRITE: dict[type, Any] = {
     SeenPlace: write_SeenPlace,
     Partition: write_Partition,
     Schedule: write_Schedule,
+    PlacementPolicy: write_PlacementPolicy,
     ClipSpec: write_ClipSpec,
     AverageSpec: write_AverageSpec,
-    PlacementPolicy: write_PlacementPolicy,
     Era: write_Era,
     StepHyperparameter: write_StepHyperparameter,
-    UserState: write_UserState,
     GivenNumbers: write_GivenNumbers,
+    UserState: write_UserState,
+    Metric: write_Metric,
     SparsePart: write_SparsePart,
     FormulaUpdate: write_FormulaUpdate,
-    Metric: write_Metric,
     OptimizerPowers: write_OptimizerPowers,
     WorkerPushes: write_WorkerPushes,
     ShardReport: write_ShardReport,
@@ -2845,23 +2845,23 @@ WRITE: dict[type, Any] = {
     ShardSettings: write_ShardSettings,
     DataSpec: write_DataSpec,
     InnerSteps: write_InnerSteps,
-    PlacedSlice: write_PlacedSlice,
     ChiefRecord: write_ChiefRecord,
+    PlacedSlice: write_PlacedSlice,
     Key: write_Key,
     WorkerTraffic: write_WorkerTraffic,
     HyperparameterChange: write_HyperparameterChange,
     DataRange: write_DataRange,
-    LedgerEntry: write_LedgerEntry,
+    Condition: write_Condition,
     ContributionCounts: write_ContributionCounts,
+    LedgerEntry: write_LedgerEntry,
+    CheckpointStatus: write_CheckpointStatus,
     DataStatus: write_DataStatus,
     ParticipantStatus: write_ParticipantStatus,
-    Condition: write_Condition,
     ServerStatus: write_ServerStatus,
-    CheckpointStatus: write_CheckpointStatus,
     ProtocolVersion: write_ProtocolVersion,
     AppliedPush: write_AppliedPush,
-    ChosenPush: write_ChosenPush,
     DataMarks: write_DataMarks,
+    ChosenPush: write_ChosenPush,
     FollowerReport: write_FollowerReport,
     DataPass: write_DataPass,
 }
@@ -2960,16 +2960,16 @@ READ: dict[type, Any] = {
     SeenPlace: read_SeenPlace,
     Partition: read_Partition,
     Schedule: read_Schedule,
+    PlacementPolicy: read_PlacementPolicy,
     ClipSpec: read_ClipSpec,
     AverageSpec: read_AverageSpec,
-    PlacementPolicy: read_PlacementPolicy,
     Era: read_Era,
     StepHyperparameter: read_StepHyperparameter,
-    UserState: read_UserState,
     GivenNumbers: read_GivenNumbers,
+    UserState: read_UserState,
+    Metric: read_Metric,
     SparsePart: read_SparsePart,
     FormulaUpdate: read_FormulaUpdate,
-    Metric: read_Metric,
     OptimizerPowers: read_OptimizerPowers,
     WorkerPushes: read_WorkerPushes,
     ShardReport: read_ShardReport,
@@ -2977,23 +2977,23 @@ READ: dict[type, Any] = {
     ShardSettings: read_ShardSettings,
     DataSpec: read_DataSpec,
     InnerSteps: read_InnerSteps,
-    PlacedSlice: read_PlacedSlice,
     ChiefRecord: read_ChiefRecord,
+    PlacedSlice: read_PlacedSlice,
     Key: read_Key,
     WorkerTraffic: read_WorkerTraffic,
     HyperparameterChange: read_HyperparameterChange,
     DataRange: read_DataRange,
-    LedgerEntry: read_LedgerEntry,
+    Condition: read_Condition,
     ContributionCounts: read_ContributionCounts,
+    LedgerEntry: read_LedgerEntry,
+    CheckpointStatus: read_CheckpointStatus,
     DataStatus: read_DataStatus,
     ParticipantStatus: read_ParticipantStatus,
-    Condition: read_Condition,
     ServerStatus: read_ServerStatus,
-    CheckpointStatus: read_CheckpointStatus,
     ProtocolVersion: read_ProtocolVersion,
     AppliedPush: read_AppliedPush,
-    ChosenPush: read_ChosenPush,
     DataMarks: read_DataMarks,
+    ChosenPush: read_ChosenPush,
     FollowerReport: read_FollowerReport,
     DataPass: read_DataPass,
 }
@@ -3092,16 +3092,16 @@ MESSAGE: dict[type, Any] = {
     SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
     Partition: tensor_pb2.Partition,
     Schedule: tensor_pb2.LearningRateSchedule,
+    PlacementPolicy: chief_service_pb2.PlacementPolicy,
     ClipSpec: tensor_pb2.ClipSpec,
     AverageSpec: tensor_pb2.AverageSpec,
-    PlacementPolicy: chief_service_pb2.PlacementPolicy,
     Era: tensor_pb2.Era,
     StepHyperparameter: tensor_pb2.StepHyperparameter,
-    UserState: tensor_pb2.UserState,
     GivenNumbers: tensor_pb2.GivenNumbers,
+    UserState: tensor_pb2.UserState,
+    Metric: parameter_service_pb2.Metric,
     SparsePart: parameter_service_pb2.SparsePart,
     FormulaUpdate: parameter_service_pb2.FormulaUpdate,
-    Metric: parameter_service_pb2.Metric,
     OptimizerPowers: parameter_service_pb2.OptimizerPowers,
     WorkerPushes: parameter_service_pb2.WorkerPushes,
     ShardReport: parameter_service_pb2.ShardReport,
@@ -3109,23 +3109,23 @@ MESSAGE: dict[type, Any] = {
     ShardSettings: parameter_service_pb2.ShardSettings,
     DataSpec: chief_service_pb2.DataSpec,
     InnerSteps: chief_service_pb2.InnerSteps,
-    PlacedSlice: chief_service_pb2.PlacedSlice,
     ChiefRecord: chief_service_pb2.ChiefRecord,
+    PlacedSlice: chief_service_pb2.PlacedSlice,
     Key: board_service_pb2.PostKey,
     WorkerTraffic: chief_service_pb2.WorkerTraffic,
     HyperparameterChange: chief_service_pb2.HyperparameterChange,
     DataRange: chief_service_pb2.DataRange,
-    LedgerEntry: chief_service_pb2.LedgerEntry,
+    Condition: chief_service_pb2.Condition,
     ContributionCounts: chief_service_pb2.ContributionCounts,
+    LedgerEntry: chief_service_pb2.LedgerEntry,
+    CheckpointStatus: chief_service_pb2.CheckpointStatus,
     DataStatus: chief_service_pb2.DataStatus,
     ParticipantStatus: chief_service_pb2.ParticipantStatus,
-    Condition: chief_service_pb2.Condition,
     ServerStatus: chief_service_pb2.ServerStatus,
-    CheckpointStatus: chief_service_pb2.CheckpointStatus,
     ProtocolVersion: handshake_service_pb2.ProtocolVersion,
     AppliedPush: parameter_service_pb2.AppliedPush,
-    ChosenPush: chief_service_pb2.ChosenPush,
     DataMarks: chief_service_pb2.DataMarks,
+    ChosenPush: chief_service_pb2.ChosenPush,
     FollowerReport: chief_service_pb2.FollowerReport,
     DataPass: chief_service_pb2.DataPass,
 }
