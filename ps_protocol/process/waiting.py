@@ -38,7 +38,6 @@ log = logging.getLogger("lockstep.silence")
 waits_log = logging.getLogger("lockstep.waits")
 # Set by a launcher, which says for all of its workers what they all wait for.
 LAUNCHER_SAYS = "LOCKSTEP_LAUNCHER_SAYS"
-_LEVEL_OF_ALL = logging.INFO if os.environ.get(LAUNCHER_SAYS) else logging.WARNING
 
 
 # How long to pause before trying again: doubling, jittered, bounded.
@@ -210,9 +209,8 @@ class Wait:
         if self._deadline_s is not None and now >= self._deadline_s:
             raise DeadlineExceeded(f"{self._what}: not within {self._timeout_s:g} s: {reason}")
         if now >= self._next_words_s:
-            waits_log.log(
-                _LEVEL_OF_ALL if is_of_all else logging.WARNING, "%s: waiting for %.0f s: %s", self._what, now - self._start_s, reason
-            )
+            level = logging.INFO if is_of_all and os.environ.get(LAUNCHER_SAYS) else logging.WARNING
+            waits_log.log(level, "%s: waiting for %.0f s: %s", self._what, now - self._start_s, reason)
             self._next_words_s = now + NOTICE_INTERVAL_S
 
 

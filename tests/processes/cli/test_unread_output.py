@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 import worker_client
-from tests.support.processes.commands import TRAIN, are_gone
+from tests.support.processes.commands import TRAIN, are_gone, descendants
 from tests.support.processes.processes import announced, start_role
 from tests.support.processes.unread import Unread, full_pipe, stopped_terminal
 from tests.support.processes.warm import WarmPopen
@@ -38,13 +38,9 @@ def up(tmp_path: Path, *flags: str, worker: str, output: Unread) -> Iterator["su
             process.kill()
 
 
-def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
 def running(process: "subprocess.Popen[bytes]", module: str) -> list[psutil.Process]:
     found = []
-    for one in family(process):
+    for one in descendants(process):
         try:
             if module in one.cmdline() and "-m" in one.cmdline():
                 found.append(one)
@@ -67,7 +63,7 @@ def test_killed_chief_is_restarted_and_a_signal_ends_all(tmp_path: Path) -> None
         wait_until(lambda: [one for one in running(process, "chief") if one.pid != chief.pid], timeout_s=10.0, what="there is a new chief")
         step = last_step(log)
         wait_until(lambda: last_step(log) > step + 3, timeout_s=20.0, what="training continues")
-        everybody = family(process)
+        everybody = descendants(process)
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(20.0) == 130
@@ -87,7 +83,7 @@ def test_a_late_reader_sees_how_many_lines_were_dropped_and_the_reason_of_the_en
             return words in "".join(parts)
 
         wait_until(lambda: has_said("dropped: nobody read the output"), timeout_s=20.0, what="the reader is told what is missing")
-        (worker_process,) = [one for one in family(process) if str(tmp_path / "train.py") in one.cmdline()]
+        (worker_process,) = [one for one in descendants(process) if str(tmp_path / "train.py") in one.cmdline()]
         worker_process.kill()
         wait_until(lambda: has_said("ending all") and process.poll() is not None, timeout_s=20.0, what="the end is told")
         assert "worker 0" in "".join(parts) and "killed by SIGKILL" in "".join(parts)

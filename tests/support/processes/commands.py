@@ -12,7 +12,7 @@ from unittest import mock
 import psutil
 
 from lockstep.__main__ import main
-from tests.support.processes.warm import WarmPopen, run_warm
+from tests.support.processes.warm import WarmPopen, is_warm_server, run_warm
 
 Ended = subprocess.CompletedProcess[str]
 
@@ -86,8 +86,8 @@ def read_until(process: "subprocess.Popen[str]", text: str, *, times: int = 1) -
     return lines
 
 
-def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
+def descendants(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> list[psutil.Process]:
+    return [one for one in psutil.Process(process.pid).children(recursive=True) if not is_warm_server(one)]
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:

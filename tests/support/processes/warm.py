@@ -2,8 +2,11 @@
 
 To import NumPy, gRPC and the packages takes 0.3 s of a processor for each process, which was half of what tests of processes took. Here
 each process that runs tests has one that imports them once (`warm_server`), and what it starts is a fork of that one, which runs its
-module as `python -m` does. It is a real process and a child of the tests: it gets signals, can be stopped, killed and waited for. It
-differs in its command line, in `/proc/PID/environ`, and in that it shares memory with the others: tests that look at those execute theirs.
+module as `python -m` does. It is a real process and a child of the tests: it gets signals, can be stopped, killed and waited for, and
+/proc has its command line and environment. It shares memory with the others: tests that look at memory execute theirs.
+
+A launcher that is started so (`lockstep up`, `lockstep demo`) starts its roles, and workers that run Python, in the same way: by a server
+of its own, through the real `guarded_exec`. Tests of how a launcher executes its processes use `subprocess`.
 """
 
 import atexit
@@ -19,28 +22,37 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.support.repository import ROOT
 
+SERVER = "tests.support.processes.warm_server"
 _PR_SET_CHILD_SUBREAPER = 36
 # What an interpreter or a library reads before the first line of a program runs.
 _READ_EARLY = ("PYTHON", "COVERAGE_", "LD_", "MALLOC_", "GRPC_", "OMP_", "OPENBLAS_", "MKL_")
+_READ_LATE = ("PYTHONUNBUFFERED", "GRPC_VERBOSITY")  # by the server, or by its forks, too
+# What a fork's command line and environment may have.
+_ROOM_BYTES = 64 << 10
 _ANY = subprocess.Popen[Any]
 
 
 class WarmPopen(_ANY):
-    """As `subprocess.Popen`; a command `python -m MODULE WORDS` in the project's root becomes a fork of the warm server."""
+    """As `subprocess.Popen`; a command `python -m MODULE WORDS`, or the shim of a launcher, becomes a fork of the warm server."""
 
     def _execute_child(self, args: Sequence[str], *others: Any) -> None:
         # The order of CPython 3.11 to 3.14; whatever a fork would do otherwise is executed.
-        _, preexec, _, pass_fds, cwd, env, _, _, _, *pipes = others[:15]
+        _, preexec, _, pass_fds, cwd, env, _, _, _, *rest = others
+        pipes, group = rest[:6], rest[12]
         environment = dict(os.environ if env is None else env)
-        can_be_forked = not preexec and not pass_fds and str(cwd or os.getcwd()) == str(ROOT)
-        if not can_be_forked or list(args[:2]) != [sys.executable, "-m"] or not _SERVER.fits(environment):
+        is_shim = str(args[3:4]).endswith("guarded_exec.py']") and group == 0
+        is_module = list(args[:2]) == [sys.executable, "-m"] and not pass_fds
+        if preexec or not (is_shim or is_module) or not _SERVER.fits(environment):
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", sys.executable, args, cwd, env)
         streams = [number if given == -1 else given for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
-        self.pid = _SERVER.fork(args[2:], environment, streams)
+        request = [list(args[1:]), environment, str(cwd or Path.cwd()), is_shim]
+        self.pid = _SERVER.fork(request, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -57,6 +69,18 @@ def run_warm(
             process.kill()
             raise
         return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def is_warm_server(process: psutil.Process) -> bool:
+    """Whether it is the server of a launcher, which ends with that by itself."""
+    with suppress(psutil.Error):
+        return SERVER in process.cmdline()
+    return False
+
+
+def serve_from(ours: socket.socket) -> None:
+    """Has what this process starts forked by the warm server at the other end, which shares this one's memory."""
+    _SERVER.serve_from(ours)
 
 
 def warm_server_pid() -> int:
@@ -84,16 +108,20 @@ class _Server:
             return False
         return _read_early(environment) == (self._environment or _read_early(os.environ))
 
-    def fork(self, words: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> int:
+    def serve_from(self, ours: socket.socket) -> None:
+        """Uses this server."""
+        self._ours, self._environment = ours, _read_early(os.environ)
+
+    def fork(self, request: list[object], descriptors: Sequence[int]) -> int:
         """Returns the number of a new child of this process."""
         with self._lock:
             ours = self._ours or self._start()
-            request = json.dumps([list(words), dict(environment)]).encode()
+            body = json.dumps(request).encode()
             prctl = ctypes.CDLL(None).prctl
             # The server's child is handed over to this process when the one between them ends; nobody else's orphans are to be.
             prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
-                socket.send_fds(ours, [len(request).to_bytes(4, "big") + request], [*streams])
+                socket.send_fds(ours, [len(body).to_bytes(4, "big") + body], [*descriptors])
                 answer = ours.recv(16)
             finally:
                 prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -103,9 +131,10 @@ class _Server:
     def _start(self) -> socket.socket:
         self._environment = _read_early(os.environ)
         self._ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tests.support.processes.warm_server", str(theirs.fileno())]
+        command = [sys.executable, "-m", SERVER, str(theirs.fileno()), " " * _ROOM_BYTES]
         # It stays when the test is over that needed it first.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
+        environment["WARM_SERVERS_ROOM"] = " " * _ROOM_BYTES
         with theirs:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         atexit.register(self._stop)
@@ -119,10 +148,10 @@ class _Server:
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    # The root is where a process looks first in any case.
-    return {
-        name: value for name, value in environment.items() if name.startswith(_READ_EARLY) and (name, value) != ("PYTHONPATH", str(ROOT))
-    }
+    found = {name: value for name, value in environment.items() if name.startswith(_READ_EARLY) and name not in _READ_LATE}
+    # A process finds its packages in the root in any case.
+    path = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", str(ROOT))]
+    return {**found, "PYTHONPATH": os.pathsep.join(path)}
 
 
 _SERVER = _Server()
