@@ -1939,6 +1939,20 @@ def read_Schedule(message: Any) -> Schedule:
     )
 
 
+def write_ClipSpec(value: ClipSpec, message: Any) -> None:
+    message.value = value.value
+    message.norm = value.norm
+    message.global_norm = value.global_norm
+
+
+def read_ClipSpec(message: Any) -> ClipSpec:
+    return ClipSpec(
+        value=message.value,
+        norm=message.norm,
+        global_norm=message.global_norm,
+    )
+
+
 def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
     message.strategy = value.strategy
     message.split_bytes = value.split_bytes
@@ -1954,20 +1968,6 @@ def read_PlacementPolicy(message: Any) -> PlacementPolicy:
         split_bytes=message.split_bytes,
         loads=tuple(sorted(message.loads.items())),
         pins=tuple(sorted(message.pins.items())),
-    )
-
-
-def write_ClipSpec(value: ClipSpec, message: Any) -> None:
-    message.value = value.value
-    message.norm = value.norm
-    message.global_norm = value.global_norm
-
-
-def read_ClipSpec(message: Any) -> ClipSpec:
-    return ClipSpec(
-        value=message.value,
-        norm=message.norm,
-        global_norm=message.global_norm,
     )
 
 
@@ -2014,6 +2014,18 @@ def read_StepHyperparameter(message: Any) -> StepHyperparameter:
     )
 
 
+def write_UserState(value: UserState, message: Any) -> None:
+    message.worker = value.worker
+    message.json = value.json
+
+
+def read_UserState(message: Any) -> UserState:
+    return UserState(
+        worker=message.worker,
+        json=message.json,
+    )
+
+
 def write_GivenNumbers(value: GivenNumbers, message: Any) -> None:
     if one := value.push_ids:
         for item in one:
@@ -2030,15 +2042,15 @@ def read_GivenNumbers(message: Any) -> GivenNumbers:
     )
 
 
-def write_UserState(value: UserState, message: Any) -> None:
-    message.worker = value.worker
-    message.json = value.json
+def write_SparsePart(value: SparsePart, message: Any) -> None:
+    message.table = value.table
+    message.num_rows = value.num_rows
 
 
-def read_UserState(message: Any) -> UserState:
-    return UserState(
-        worker=message.worker,
-        json=message.json,
+def read_SparsePart(message: Any) -> SparsePart:
+    return SparsePart(
+        table=message.table,
+        num_rows=message.num_rows,
     )
 
 
@@ -2051,18 +2063,6 @@ def read_Metric(message: Any) -> Metric:
     return Metric(
         value=message.value,
         weight=message.weight,
-    )
-
-
-def write_SparsePart(value: SparsePart, message: Any) -> None:
-    message.table = value.table
-    message.num_rows = value.num_rows
-
-
-def read_SparsePart(message: Any) -> SparsePart:
-    return SparsePart(
-        table=message.table,
-        num_rows=message.num_rows,
     )
 
 
@@ -2379,6 +2379,98 @@ def read_Condition(message: Any) -> Condition:
     )
 
 
+def write_DataStatus(value: DataStatus, message: Any) -> None:
+    message.name = value.name
+    message.epoch = value.epoch
+    message.num_done = value.num_done
+    message.num_leased = value.num_leased
+    message.num_ranges = value.num_ranges
+
+
+def read_DataStatus(message: Any) -> DataStatus:
+    return DataStatus(
+        name=message.name,
+        epoch=message.epoch,
+        num_done=message.num_done,
+        num_leased=message.num_leased,
+        num_ranges=message.num_ranges,
+    )
+
+
+def write_ServerStatus(value: ServerStatus, message: Any) -> None:
+    message.index = value.index
+    message.address = value.address
+    message.is_reachable = value.is_reachable
+    if (one := value.step) is not None:
+        message.step = one
+    message.arena_bytes = value.arena_bytes
+    message.num_slices = value.num_slices
+    message.standby = value.standby
+    message.standby_missing = value.standby_missing
+    if (one := value.report) is not None:
+        write_ShardReport(one, message.report)
+
+
+def read_ServerStatus(message: Any) -> ServerStatus:
+    return ServerStatus(
+        index=message.index,
+        address=message.address,
+        is_reachable=message.is_reachable,
+        step=message.step if message.HasField("step") else None,
+        arena_bytes=message.arena_bytes,
+        num_slices=message.num_slices,
+        standby=message.standby,
+        standby_missing=message.standby_missing,
+        report=read_ShardReport(message.report) if message.HasField("report") else None,
+    )
+
+
+def write_ParticipantStatus(value: ParticipantStatus, message: Any) -> None:
+    message.kind = _ParticipantKind_NUMBERS[value.kind]
+    message.index = value.index
+    message.incarnation = value.incarnation
+    message.host = value.host
+    message.pid = value.pid
+    message.state = value.state
+    fields.write_duration(value.seen_ago_s, message.seen_ago)
+    message.num_accepted = value.num_accepted
+    message.num_stale = value.num_stale
+    message.num_late = value.num_late
+    message.is_waiting = value.is_waiting
+    message.failure = value.failure
+    message.transport = value.transport
+    if (one := value.traffic) is not None:
+        write_WorkerTraffic(one, message.traffic)
+    message.is_silent = value.is_silent
+    message.doing = value.doing
+    if (one := value.inner) is not None:
+        write_InnerSteps(one, message.inner)
+    message.utilisation = value.utilisation
+
+
+def read_ParticipantStatus(message: Any) -> ParticipantStatus:
+    return ParticipantStatus(
+        kind=fields.chosen(_ParticipantKind_MEMBERS, message.kind, "kind"),
+        index=message.index,
+        incarnation=message.incarnation,
+        host=message.host,
+        pid=message.pid,
+        state=message.state,
+        seen_ago_s=fields.decode_duration(message.seen_ago, field="seen_ago"),
+        num_accepted=message.num_accepted,
+        num_stale=message.num_stale,
+        num_late=message.num_late,
+        is_waiting=message.is_waiting,
+        failure=message.failure,
+        transport=message.transport,
+        traffic=read_WorkerTraffic(message.traffic) if message.HasField("traffic") else None,
+        is_silent=message.is_silent,
+        doing=message.doing,
+        inner=read_InnerSteps(message.inner) if message.HasField("inner") else None,
+        utilisation=message.utilisation,
+    )
+
+
 def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
     message.accepted = value.accepted
     message.stale = value.stale
@@ -2447,98 +2539,6 @@ def read_CheckpointStatus(message: Any) -> CheckpointStatus:
     )
 
 
-def write_DataStatus(value: DataStatus, message: Any) -> None:
-    message.name = value.name
-    message.epoch = value.epoch
-    message.num_done = value.num_done
-    message.num_leased = value.num_leased
-    message.num_ranges = value.num_ranges
-
-
-def read_DataStatus(message: Any) -> DataStatus:
-    return DataStatus(
-        name=message.name,
-        epoch=message.epoch,
-        num_done=message.num_done,
-        num_leased=message.num_leased,
-        num_ranges=message.num_ranges,
-    )
-
-
-def write_ParticipantStatus(value: ParticipantStatus, message: Any) -> None:
-    message.kind = _ParticipantKind_NUMBERS[value.kind]
-    message.index = value.index
-    message.incarnation = value.incarnation
-    message.host = value.host
-    message.pid = value.pid
-    message.state = value.state
-    fields.write_duration(value.seen_ago_s, message.seen_ago)
-    message.num_accepted = value.num_accepted
-    message.num_stale = value.num_stale
-    message.num_late = value.num_late
-    message.is_waiting = value.is_waiting
-    message.failure = value.failure
-    message.transport = value.transport
-    if (one := value.traffic) is not None:
-        write_WorkerTraffic(one, message.traffic)
-    message.is_silent = value.is_silent
-    message.doing = value.doing
-    if (one := value.inner) is not None:
-        write_InnerSteps(one, message.inner)
-    message.utilisation = value.utilisation
-
-
-def read_ParticipantStatus(message: Any) -> ParticipantStatus:
-    return ParticipantStatus(
-        kind=fields.chosen(_ParticipantKind_MEMBERS, message.kind, "kind"),
-        index=message.index,
-        incarnation=message.incarnation,
-        host=message.host,
-        pid=message.pid,
-        state=message.state,
-        seen_ago_s=fields.decode_duration(message.seen_ago, field="seen_ago"),
-        num_accepted=message.num_accepted,
-        num_stale=message.num_stale,
-        num_late=message.num_late,
-        is_waiting=message.is_waiting,
-        failure=message.failure,
-        transport=message.transport,
-        traffic=read_WorkerTraffic(message.traffic) if message.HasField("traffic") else None,
-        is_silent=message.is_silent,
-        doing=message.doing,
-        inner=read_InnerSteps(message.inner) if message.HasField("inner") else None,
-        utilisation=message.utilisation,
-    )
-
-
-def write_ServerStatus(value: ServerStatus, message: Any) -> None:
-    message.index = value.index
-    message.address = value.address
-    message.is_reachable = value.is_reachable
-    if (one := value.step) is not None:
-        message.step = one
-    message.arena_bytes = value.arena_bytes
-    message.num_slices = value.num_slices
-    message.standby = value.standby
-    message.standby_missing = value.standby_missing
-    if (one := value.report) is not None:
-        write_ShardReport(one, message.report)
-
-
-def read_ServerStatus(message: Any) -> ServerStatus:
-    return ServerStatus(
-        index=message.index,
-        address=message.address,
-        is_reachable=message.is_reachable,
-        step=message.step if message.HasField("step") else None,
-        arena_bytes=message.arena_bytes,
-        num_slices=message.num_slices,
-        standby=message.standby,
-        standby_missing=message.standby_missing,
-        report=read_ShardReport(message.report) if message.HasField("report") else None,
-    )
-
-
 def write_ProtocolVersion(value: ProtocolVersion, message: Any) -> None:
     message.major = value.major
     message.minor = value.minor
@@ -2563,24 +2563,6 @@ def read_AppliedPush(message: Any) -> AppliedPush:
     )
 
 
-def write_DataMarks(value: DataMarks, message: Any) -> None:
-    write_DataSpec(value.data, message.data)
-    message.epoch = value.epoch
-    message.position = value.position
-    if one := value.passes:
-        for item in one:
-            write_DataPass(item, message.passes.add())
-
-
-def read_DataMarks(message: Any) -> DataMarks:
-    return DataMarks(
-        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
-        epoch=message.epoch,
-        position=message.position,
-        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
-    )
-
-
 def write_ChosenPush(value: ChosenPush, message: Any) -> None:
     write_PushId(value.push_id, message.push_id)
     message.step = value.step
@@ -2598,6 +2580,24 @@ def read_ChosenPush(message: Any) -> ChosenPush:
         weight=message.weight,
         ranges=tuple(message.ranges),
         attached=read_Attachments(message.attached) if message.HasField("attached") else _ChosenPush_attached,
+    )
+
+
+def write_DataMarks(value: DataMarks, message: Any) -> None:
+    write_DataSpec(value.data, message.data)
+    message.epoch = value.epoch
+    message.position = value.position
+    if one := value.passes:
+        for item in one:
+            write_DataPass(item, message.passes.add())
+
+
+def read_DataMarks(message: Any) -> DataMarks:
+    return DataMarks(
+        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
+        epoch=message.epoch,
+        position=message.position,
+        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
     )
 
 
@@ -2828,15 +2828,15 @@ WRITE: dict[type, Any] = {
     SeenPlace: write_SeenPlace,
     Partition: write_Partition,
     Schedule: write_Schedule,
-    PlacementPolicy: write_PlacementPolicy,
     ClipSpec: write_ClipSpec,
+    PlacementPolicy: write_PlacementPolicy,
     AverageSpec: write_AverageSpec,
     Era: write_Era,
     StepHyperparameter: write_StepHyperparameter,
-    GivenNumbers: write_GivenNumbers,
     UserState: write_UserState,
-    Metric: write_Metric,
+    GivenNumbers: write_GivenNumbers,
     SparsePart: write_SparsePart,
+    Metric: write_Metric,
     FormulaUpdate: write_FormulaUpdate,
     OptimizerPowers: write_OptimizerPowers,
     WorkerPushes: write_WorkerPushes,
@@ -2852,16 +2852,16 @@ WRITE: dict[type, Any] = {
     HyperparameterChange: write_HyperparameterChange,
     DataRange: write_DataRange,
     Condition: write_Condition,
+    DataStatus: write_DataStatus,
+    ServerStatus: write_ServerStatus,
+    ParticipantStatus: write_ParticipantStatus,
     ContributionCounts: write_ContributionCounts,
     LedgerEntry: write_LedgerEntry,
     CheckpointStatus: write_CheckpointStatus,
-    DataStatus: write_DataStatus,
-    ParticipantStatus: write_ParticipantStatus,
-    ServerStatus: write_ServerStatus,
     ProtocolVersion: write_ProtocolVersion,
     AppliedPush: write_AppliedPush,
-    DataMarks: write_DataMarks,
     ChosenPush: write_ChosenPush,
+    DataMarks: write_DataMarks,
     FollowerReport: write_FollowerReport,
     DataPass: write_DataPass,
 }
@@ -2960,15 +2960,15 @@ READ: dict[type, Any] = {
     SeenPlace: read_SeenPlace,
     Partition: read_Partition,
     Schedule: read_Schedule,
-    PlacementPolicy: read_PlacementPolicy,
     ClipSpec: read_ClipSpec,
+    PlacementPolicy: read_PlacementPolicy,
     AverageSpec: read_AverageSpec,
     Era: read_Era,
     StepHyperparameter: read_StepHyperparameter,
-    GivenNumbers: read_GivenNumbers,
     UserState: read_UserState,
-    Metric: read_Metric,
+    GivenNumbers: read_GivenNumbers,
     SparsePart: read_SparsePart,
+    Metric: read_Metric,
     FormulaUpdate: read_FormulaUpdate,
     OptimizerPowers: read_OptimizerPowers,
     WorkerPushes: read_WorkerPushes,
@@ -2984,16 +2984,16 @@ READ: dict[type, Any] = {
     HyperparameterChange: read_HyperparameterChange,
     DataRange: read_DataRange,
     Condition: read_Condition,
+    DataStatus: read_DataStatus,
+    ServerStatus: read_ServerStatus,
+    ParticipantStatus: read_ParticipantStatus,
     ContributionCounts: read_ContributionCounts,
     LedgerEntry: read_LedgerEntry,
     CheckpointStatus: read_CheckpointStatus,
-    DataStatus: read_DataStatus,
-    ParticipantStatus: read_ParticipantStatus,
-    ServerStatus: read_ServerStatus,
     ProtocolVersion: read_ProtocolVersion,
     AppliedPush: read_AppliedPush,
-    DataMarks: read_DataMarks,
     ChosenPush: read_ChosenPush,
+    DataMarks: read_DataMarks,
     FollowerReport: read_FollowerReport,
     DataPass: read_DataPass,
 }
@@ -3092,15 +3092,15 @@ MESSAGE: dict[type, Any] = {
     SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
     Partition: tensor_pb2.Partition,
     Schedule: tensor_pb2.LearningRateSchedule,
-    PlacementPolicy: chief_service_pb2.PlacementPolicy,
     ClipSpec: tensor_pb2.ClipSpec,
+    PlacementPolicy: chief_service_pb2.PlacementPolicy,
     AverageSpec: tensor_pb2.AverageSpec,
     Era: tensor_pb2.Era,
     StepHyperparameter: tensor_pb2.StepHyperparameter,
-    GivenNumbers: tensor_pb2.GivenNumbers,
     UserState: tensor_pb2.UserState,
-    Metric: parameter_service_pb2.Metric,
+    GivenNumbers: tensor_pb2.GivenNumbers,
     SparsePart: parameter_service_pb2.SparsePart,
+    Metric: parameter_service_pb2.Metric,
     FormulaUpdate: parameter_service_pb2.FormulaUpdate,
     OptimizerPowers: parameter_service_pb2.OptimizerPowers,
     WorkerPushes: parameter_service_pb2.WorkerPushes,
@@ -3116,16 +3116,16 @@ MESSAGE: dict[type, Any] = {
     HyperparameterChange: chief_service_pb2.HyperparameterChange,
     DataRange: chief_service_pb2.DataRange,
     Condition: chief_service_pb2.Condition,
+    DataStatus: chief_service_pb2.DataStatus,
+    ServerStatus: chief_service_pb2.ServerStatus,
+    ParticipantStatus: chief_service_pb2.ParticipantStatus,
     ContributionCounts: chief_service_pb2.ContributionCounts,
     LedgerEntry: chief_service_pb2.LedgerEntry,
     CheckpointStatus: chief_service_pb2.CheckpointStatus,
-    DataStatus: chief_service_pb2.DataStatus,
-    ParticipantStatus: chief_service_pb2.ParticipantStatus,
-    ServerStatus: chief_service_pb2.ServerStatus,
     ProtocolVersion: handshake_service_pb2.ProtocolVersion,
     AppliedPush: parameter_service_pb2.AppliedPush,
-    DataMarks: chief_service_pb2.DataMarks,
     ChosenPush: chief_service_pb2.ChosenPush,
+    DataMarks: chief_service_pb2.DataMarks,
     FollowerReport: chief_service_pb2.FollowerReport,
     DataPass: chief_service_pb2.DataPass,
 }

@@ -48,6 +48,11 @@ class ChiefLink:
         self._away_since_s: float | None = None
         self._lock = threading.Lock()
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the last call to it failed."""
+        return self._away_since_s is not None
+
     def ask(
         self,
         request: Request[Answer],

@@ -20,6 +20,7 @@ from ps_protocol.roles.chief import (
     LeaseRangesRequest,
     LeaseReply,
     Participant,
+    ParticipantKind,
     Registration,
 )
 from ps_protocol.roles.fence import numbered
@@ -99,9 +100,11 @@ def failure_text(error: BaseException | None) -> str:
 
 def leave(link: ChiefLink, participant: Participant, *, heartbeat: Heartbeat | None, shards: Shards | None, failure: str) -> None:
     """Stops the heartbeat, ends the lease, releases all connections. Takes 2 s at most; a silent chief only misses the news."""
+    # The lease that an observer leaves behind holds nobody up, so a chief that is known to be away is not waited for.
+    wait_s = CLOSE_WAIT_S if link.is_silent and participant.kind is ParticipantKind.OBSERVER else DEREGISTER_WAIT_S
 
     def deregister() -> None:
-        _deregister(link.chief, participant, failure)
+        _deregister(link.chief, participant, failure, timeout_s=wait_s)
 
     if link.transport.is_in_process:
         deregister()  # there is nothing else to release
@@ -109,7 +112,7 @@ def leave(link: ChiefLink, participant: Participant, *, heartbeat: Heartbeat | N
     try:
         if heartbeat is not None:
             heartbeat.stop()
-        if not run_bounded([deregister], name="lockstep-farewell", timeout_s=DEREGISTER_WAIT_S):
+        if not run_bounded([deregister], name="lockstep-farewell", timeout_s=wait_s):
             log.warning("the chief did not hear that %s leaves; its lease will end by itself", participant.name)
     finally:
         if shards is not None:
@@ -118,12 +121,12 @@ def leave(link: ChiefLink, participant: Participant, *, heartbeat: Heartbeat | N
         run_bounded([link.chief.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
 
-def _deregister(chief: Chief, participant: Participant, failure: str) -> None:
+def _deregister(chief: Chief, participant: Participant, failure: str, *, timeout_s: float) -> None:
     try:
         waiting.call(
             lambda _: chief.call(DeregisterRequest(participant=participant, failure=failure)),
             what="the chief: leave",
-            timeout_s=DEREGISTER_WAIT_S,
+            timeout_s=timeout_s,
         )
     except PsError as error:
         # No caller is left to raise it to, and the lease ends by itself.

@@ -1,6 +1,7 @@
 """A follower of the weights: whole steps, as they are made, for programs that generate or serve."""
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -259,6 +260,20 @@ def test_a_closed_follower_says_so(trained: Trained) -> None:
     weights.close()
     with pytest.raises(RuntimeError, match="closed"):
         weights.wait(step=99)
+
+
+def test_a_follower_whose_servers_are_gone_is_closed_at_once() -> None:
+    cluster = RollingCluster(join, lease_s=0.3)
+    with cluster.session():
+        weights = follower_of(cluster)
+        weights.wait(timeout_s=20)
+        for one in (cluster.chief, *cluster.shards):
+            for name in ("FetchRequest", "HeartbeatRequest", "DeregisterRequest"):
+                one.refuse(name, *[Unavailable("gone")] * 1000)
+        wait_until(lambda: len(cluster.chief.arguments_of("HeartbeatRequest")) > 2, what="the chief is known to be away")
+        begin = time.monotonic()
+        weights.close()
+        assert time.monotonic() - begin < 1.0
 
 
 # A cluster that goes back, or is away.
