@@ -531,7 +531,6 @@ LEASE = Option(
     words="a worker that is silent for this long counts as lost",
     programs=(CHIEF, UP),
     metavar="SECONDS",
-    variable_name="LOCKSTEP_LEASE_S",
 )
 REJECT_NONFINITE = Option(
     name="reject-nonfinite",

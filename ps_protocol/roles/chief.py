@@ -564,7 +564,7 @@ class Condition:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ParticipantStatus:
-    """One participant as the chief knows it; `state` is "live", "lapsed" or "left".
+    """One participant as the chief knows it; `state` is "live", "lapsed", "left" or "expelled".
 
     `transport` and `traffic`: how its gradients and variables travel, and how much has, as it has said; empty and None: it has not yet.
     `is_silent`: it is live and has missed a heartbeat, for which half a lease is time enough; it may compute all the same. `doing`: what is

@@ -55,7 +55,7 @@ def test_the_environment_gives_what_flags_leave_out() -> None:
         LOCKSTEP_REPLICAS_TO_AGGREGATE="2",
         LOCKSTEP_NUM_WORKERS="3",
         LOCKSTEP_MAX_STEPS="",
-        LOCKSTEP_LEASE_S="5",
+        LOCKSTEP_LEASE="5",
         LOCKSTEP_CLUSTER="job",
         LOCKSTEP_ADDRESS="127.0.0.1:7000",
     )

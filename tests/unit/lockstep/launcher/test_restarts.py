@@ -57,7 +57,7 @@ def test_the_roles_are_told_what_the_launcher_was_told_and_nothing_else() -> Non
     assert parsed(*words.split(), "--history", "/h", "--max-restarts", "3").told == {
         "LOCKSTEP_NUM_WORKERS": "3",
         "LOCKSTEP_BACKUP_WORKERS": "1",
-        "LOCKSTEP_LEASE_S": "2.50",
+        "LOCKSTEP_LEASE": "2.50",
         "LOCKSTEP_REJECT_NONFINITE": "1",
         "LOCKSTEP_CHECKPOINT_DIR": "/c",
         "LOCKSTEP_RESTORE": "step-000000005",
