@@ -1939,20 +1939,6 @@ def read_Schedule(message: Any) -> Schedule:
     )
 
 
-def write_ClipSpec(value: ClipSpec, message: Any) -> None:
-    message.value = value.value
-    message.norm = value.norm
-    message.global_norm = value.global_norm
-
-
-def read_ClipSpec(message: Any) -> ClipSpec:
-    return ClipSpec(
-        value=message.value,
-        norm=message.norm,
-        global_norm=message.global_norm,
-    )
-
-
 def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
     message.strategy = value.strategy
     message.split_bytes = value.split_bytes
@@ -1968,6 +1954,20 @@ def read_PlacementPolicy(message: Any) -> PlacementPolicy:
         split_bytes=message.split_bytes,
         loads=tuple(sorted(message.loads.items())),
         pins=tuple(sorted(message.pins.items())),
+    )
+
+
+def write_ClipSpec(value: ClipSpec, message: Any) -> None:
+    message.value = value.value
+    message.norm = value.norm
+    message.global_norm = value.global_norm
+
+
+def read_ClipSpec(message: Any) -> ClipSpec:
+    return ClipSpec(
+        value=message.value,
+        norm=message.norm,
+        global_norm=message.global_norm,
     )
 
 
@@ -2014,18 +2014,6 @@ def read_StepHyperparameter(message: Any) -> StepHyperparameter:
     )
 
 
-def write_UserState(value: UserState, message: Any) -> None:
-    message.worker = value.worker
-    message.json = value.json
-
-
-def read_UserState(message: Any) -> UserState:
-    return UserState(
-        worker=message.worker,
-        json=message.json,
-    )
-
-
 def write_GivenNumbers(value: GivenNumbers, message: Any) -> None:
     if one := value.push_ids:
         for item in one:
@@ -2039,6 +2027,18 @@ def read_GivenNumbers(message: Any) -> GivenNumbers:
     return GivenNumbers(
         push_ids=fields.decode_each(message.push_ids, read_PushId, field="push_ids") if message.push_ids else (),
         hyperparameters=fields.decode_each(message.hyperparameters, read_StepHyperparameter, field="hyperparameters") if message.hyperparameters else (),
+    )
+
+
+def write_UserState(value: UserState, message: Any) -> None:
+    message.worker = value.worker
+    message.json = value.json
+
+
+def read_UserState(message: Any) -> UserState:
+    return UserState(
+        worker=message.worker,
+        json=message.json,
     )
 
 
@@ -2085,19 +2085,6 @@ def read_FormulaUpdate(message: Any) -> FormulaUpdate:
     )
 
 
-def write_OptimizerPowers(value: OptimizerPowers, message: Any) -> None:
-    message.key = value.key
-    if one := value.powers:
-        message.powers.extend(one)
-
-
-def read_OptimizerPowers(message: Any) -> OptimizerPowers:
-    return OptimizerPowers(
-        key=message.key,
-        powers=tuple(message.powers),
-    )
-
-
 def write_WorkerPushes(value: WorkerPushes, message: Any) -> None:
     message.worker = value.worker
     message.incarnation = value.incarnation
@@ -2111,6 +2098,19 @@ def read_WorkerPushes(message: Any) -> WorkerPushes:
         worker=message.worker,
         incarnation=message.incarnation,
         applied=fields.decode_each(message.applied, read_AppliedPush, field="applied") if message.applied else (),
+    )
+
+
+def write_OptimizerPowers(value: OptimizerPowers, message: Any) -> None:
+    message.key = value.key
+    if one := value.powers:
+        message.powers.extend(one)
+
+
+def read_OptimizerPowers(message: Any) -> OptimizerPowers:
+    return OptimizerPowers(
+        key=message.key,
+        powers=tuple(message.powers),
     )
 
 
@@ -2229,6 +2229,18 @@ def read_InnerSteps(message: Any) -> InnerSteps:
     )
 
 
+def write_PlacedSlice(value: PlacedSlice, message: Any) -> None:
+    write_VariableSlice(value.slice, message.slice)
+    message.shard = value.shard
+
+
+def read_PlacedSlice(message: Any) -> PlacedSlice:
+    return PlacedSlice(
+        slice=read_VariableSlice(message.slice) if message.HasField("slice") else fields.missing(message, "slice"),
+        shard=message.shard,
+    )
+
+
 def write_ChiefRecord(value: ChiefRecord, message: Any) -> None:
     if (one := value.model) is not None:
         message.model.SetInParent()
@@ -2272,18 +2284,6 @@ def read_ChiefRecord(message: Any) -> ChiefRecord:
         data=read_DataMarks(message.data) if message.HasField("data") else None,
         attached=read_StepAttachments(message.attached) if message.HasField("attached") else _ChiefRecord_attached,
         earlier=read_Fence(message.earlier) if message.HasField("earlier") else _ChiefRecord_earlier,
-    )
-
-
-def write_PlacedSlice(value: PlacedSlice, message: Any) -> None:
-    write_VariableSlice(value.slice, message.slice)
-    message.shard = value.shard
-
-
-def read_PlacedSlice(message: Any) -> PlacedSlice:
-    return PlacedSlice(
-        slice=read_VariableSlice(message.slice) if message.HasField("slice") else fields.missing(message, "slice"),
-        shard=message.shard,
     )
 
 
@@ -2358,45 +2358,6 @@ def read_DataRange(message: Any) -> DataRange:
     )
 
 
-def write_Condition(value: Condition, message: Any) -> None:
-    message.name = value.name
-    message.level = _Level_NUMBERS[value.level]
-    message.line = value.line
-    message.advice = value.advice
-    if one := value.commands:
-        message.commands.extend(one)
-    message.is_standstill = value.is_standstill
-
-
-def read_Condition(message: Any) -> Condition:
-    return Condition(
-        name=message.name,
-        level=fields.chosen(_Level_MEMBERS, message.level, "level"),
-        line=message.line,
-        advice=message.advice,
-        commands=tuple(message.commands),
-        is_standstill=message.is_standstill,
-    )
-
-
-def write_DataStatus(value: DataStatus, message: Any) -> None:
-    message.name = value.name
-    message.epoch = value.epoch
-    message.num_done = value.num_done
-    message.num_leased = value.num_leased
-    message.num_ranges = value.num_ranges
-
-
-def read_DataStatus(message: Any) -> DataStatus:
-    return DataStatus(
-        name=message.name,
-        epoch=message.epoch,
-        num_done=message.num_done,
-        num_leased=message.num_leased,
-        num_ranges=message.num_ranges,
-    )
-
-
 def write_ServerStatus(value: ServerStatus, message: Any) -> None:
     message.index = value.index
     message.address = value.address
@@ -2422,6 +2383,39 @@ def read_ServerStatus(message: Any) -> ServerStatus:
         standby=message.standby,
         standby_missing=message.standby_missing,
         report=read_ShardReport(message.report) if message.HasField("report") else None,
+    )
+
+
+def write_LedgerEntry(value: LedgerEntry, message: Any) -> None:
+    message.step = value.step
+    if one := value.contributors:
+        for item in one:
+            write_PushId(item, message.contributors.add())
+    message.num_stale = value.num_stale
+    message.num_late = value.num_late
+    fields.write_duration(value.duration_s, message.duration)
+    fields.write_duration(value.apply_duration_s, message.apply_duration)
+    message.last_worker = value.last_worker
+    if (one := value.wait_duration_s) != 0.0:
+        fields.write_duration(one, message.wait_duration)
+    if one := value.arrivals_us:
+        message.arrivals_us.extend(one)
+    if one := value.weights:
+        message.weights.extend(one)
+
+
+def read_LedgerEntry(message: Any) -> LedgerEntry:
+    return LedgerEntry(
+        step=message.step,
+        contributors=fields.decode_each(message.contributors, read_PushId, field="contributors") if message.contributors else (),
+        num_stale=message.num_stale,
+        num_late=message.num_late,
+        duration_s=fields.decode_duration(message.duration, field="duration"),
+        apply_duration_s=fields.decode_duration(message.apply_duration, field="apply_duration"),
+        last_worker=message.last_worker,
+        wait_duration_s=fields.decode_duration(message.wait_duration, field="wait_duration") if message.HasField("wait_duration") else 0.0,
+        arrivals_us=tuple(message.arrivals_us),
+        weights=tuple(message.weights),
     )
 
 
@@ -2471,53 +2465,6 @@ def read_ParticipantStatus(message: Any) -> ParticipantStatus:
     )
 
 
-def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
-    message.accepted = value.accepted
-    message.stale = value.stale
-    message.late = value.late
-
-
-def read_ContributionCounts(message: Any) -> ContributionCounts:
-    return ContributionCounts(
-        accepted=message.accepted,
-        stale=message.stale,
-        late=message.late,
-    )
-
-
-def write_LedgerEntry(value: LedgerEntry, message: Any) -> None:
-    message.step = value.step
-    if one := value.contributors:
-        for item in one:
-            write_PushId(item, message.contributors.add())
-    message.num_stale = value.num_stale
-    message.num_late = value.num_late
-    fields.write_duration(value.duration_s, message.duration)
-    fields.write_duration(value.apply_duration_s, message.apply_duration)
-    message.last_worker = value.last_worker
-    if (one := value.wait_duration_s) != 0.0:
-        fields.write_duration(one, message.wait_duration)
-    if one := value.arrivals_us:
-        message.arrivals_us.extend(one)
-    if one := value.weights:
-        message.weights.extend(one)
-
-
-def read_LedgerEntry(message: Any) -> LedgerEntry:
-    return LedgerEntry(
-        step=message.step,
-        contributors=fields.decode_each(message.contributors, read_PushId, field="contributors") if message.contributors else (),
-        num_stale=message.num_stale,
-        num_late=message.num_late,
-        duration_s=fields.decode_duration(message.duration, field="duration"),
-        apply_duration_s=fields.decode_duration(message.apply_duration, field="apply_duration"),
-        last_worker=message.last_worker,
-        wait_duration_s=fields.decode_duration(message.wait_duration, field="wait_duration") if message.HasField("wait_duration") else 0.0,
-        arrivals_us=tuple(message.arrivals_us),
-        weights=tuple(message.weights),
-    )
-
-
 def write_CheckpointStatus(value: CheckpointStatus, message: Any) -> None:
     message.durability = value.durability
     message.tag = value.tag
@@ -2536,6 +2483,59 @@ def read_CheckpointStatus(message: Any) -> CheckpointStatus:
         age_s=fields.decode_duration(message.age, field="age") if message.HasField("age") else 0.0,
         saving=message.saving,
         failure=message.failure,
+    )
+
+
+def write_DataStatus(value: DataStatus, message: Any) -> None:
+    message.name = value.name
+    message.epoch = value.epoch
+    message.num_done = value.num_done
+    message.num_leased = value.num_leased
+    message.num_ranges = value.num_ranges
+
+
+def read_DataStatus(message: Any) -> DataStatus:
+    return DataStatus(
+        name=message.name,
+        epoch=message.epoch,
+        num_done=message.num_done,
+        num_leased=message.num_leased,
+        num_ranges=message.num_ranges,
+    )
+
+
+def write_Condition(value: Condition, message: Any) -> None:
+    message.name = value.name
+    message.level = _Level_NUMBERS[value.level]
+    message.line = value.line
+    message.advice = value.advice
+    if one := value.commands:
+        message.commands.extend(one)
+    message.is_standstill = value.is_standstill
+
+
+def read_Condition(message: Any) -> Condition:
+    return Condition(
+        name=message.name,
+        level=fields.chosen(_Level_MEMBERS, message.level, "level"),
+        line=message.line,
+        advice=message.advice,
+        commands=tuple(message.commands),
+        is_standstill=message.is_standstill,
+    )
+
+
+def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
+    message.accepted = value.accepted
+    message.stale = value.stale
+    message.late = value.late
+
+
+def read_ContributionCounts(message: Any) -> ContributionCounts:
+    return ContributionCounts(
+        accepted=message.accepted,
+        stale=message.stale,
+        late=message.late,
     )
 
 
@@ -2563,6 +2563,24 @@ def read_AppliedPush(message: Any) -> AppliedPush:
     )
 
 
+def write_DataMarks(value: DataMarks, message: Any) -> None:
+    write_DataSpec(value.data, message.data)
+    message.epoch = value.epoch
+    message.position = value.position
+    if one := value.passes:
+        for item in one:
+            write_DataPass(item, message.passes.add())
+
+
+def read_DataMarks(message: Any) -> DataMarks:
+    return DataMarks(
+        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
+        epoch=message.epoch,
+        position=message.position,
+        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
+    )
+
+
 def write_ChosenPush(value: ChosenPush, message: Any) -> None:
     write_PushId(value.push_id, message.push_id)
     message.step = value.step
@@ -2580,24 +2598,6 @@ def read_ChosenPush(message: Any) -> ChosenPush:
         weight=message.weight,
         ranges=tuple(message.ranges),
         attached=read_Attachments(message.attached) if message.HasField("attached") else _ChosenPush_attached,
-    )
-
-
-def write_DataMarks(value: DataMarks, message: Any) -> None:
-    write_DataSpec(value.data, message.data)
-    message.epoch = value.epoch
-    message.position = value.position
-    if one := value.passes:
-        for item in one:
-            write_DataPass(item, message.passes.add())
-
-
-def read_DataMarks(message: Any) -> DataMarks:
-    return DataMarks(
-        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
-        epoch=message.epoch,
-        position=message.position,
-        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
     )
 
 
@@ -2828,40 +2828,40 @@ WRITE: dict[type, Any] = {
     SeenPlace: write_SeenPlace,
     Partition: write_Partition,
     Schedule: write_Schedule,
-    ClipSpec: write_ClipSpec,
     PlacementPolicy: write_PlacementPolicy,
+    ClipSpec: write_ClipSpec,
     AverageSpec: write_AverageSpec,
     Era: write_Era,
     StepHyperparameter: write_StepHyperparameter,
-    UserState: write_UserState,
     GivenNumbers: write_GivenNumbers,
+    UserState: write_UserState,
     SparsePart: write_SparsePart,
     Metric: write_Metric,
     FormulaUpdate: write_FormulaUpdate,
-    OptimizerPowers: write_OptimizerPowers,
     WorkerPushes: write_WorkerPushes,
+    OptimizerPowers: write_OptimizerPowers,
     ShardReport: write_ShardReport,
     ReplicaState: write_ReplicaState,
     ShardSettings: write_ShardSettings,
     DataSpec: write_DataSpec,
     InnerSteps: write_InnerSteps,
-    ChiefRecord: write_ChiefRecord,
     PlacedSlice: write_PlacedSlice,
+    ChiefRecord: write_ChiefRecord,
     Key: write_Key,
     WorkerTraffic: write_WorkerTraffic,
     HyperparameterChange: write_HyperparameterChange,
     DataRange: write_DataRange,
-    Condition: write_Condition,
-    DataStatus: write_DataStatus,
     ServerStatus: write_ServerStatus,
-    ParticipantStatus: write_ParticipantStatus,
-    ContributionCounts: write_ContributionCounts,
     LedgerEntry: write_LedgerEntry,
+    ParticipantStatus: write_ParticipantStatus,
     CheckpointStatus: write_CheckpointStatus,
+    DataStatus: write_DataStatus,
+    Condition: write_Condition,
+    ContributionCounts: write_ContributionCounts,
     ProtocolVersion: write_ProtocolVersion,
     AppliedPush: write_AppliedPush,
-    ChosenPush: write_ChosenPush,
     DataMarks: write_DataMarks,
+    ChosenPush: write_ChosenPush,
     FollowerReport: write_FollowerReport,
     DataPass: write_DataPass,
 }
@@ -2960,40 +2960,40 @@ READ: dict[type, Any] = {
     SeenPlace: read_SeenPlace,
     Partition: read_Partition,
     Schedule: read_Schedule,
-    ClipSpec: read_ClipSpec,
     PlacementPolicy: read_PlacementPolicy,
+    ClipSpec: read_ClipSpec,
     AverageSpec: read_AverageSpec,
     Era: read_Era,
     StepHyperparameter: read_StepHyperparameter,
-    UserState: read_UserState,
     GivenNumbers: read_GivenNumbers,
+    UserState: read_UserState,
     SparsePart: read_SparsePart,
     Metric: read_Metric,
     FormulaUpdate: read_FormulaUpdate,
-    OptimizerPowers: read_OptimizerPowers,
     WorkerPushes: read_WorkerPushes,
+    OptimizerPowers: read_OptimizerPowers,
     ShardReport: read_ShardReport,
     ReplicaState: read_ReplicaState,
     ShardSettings: read_ShardSettings,
     DataSpec: read_DataSpec,
     InnerSteps: read_InnerSteps,
-    ChiefRecord: read_ChiefRecord,
     PlacedSlice: read_PlacedSlice,
+    ChiefRecord: read_ChiefRecord,
     Key: read_Key,
     WorkerTraffic: read_WorkerTraffic,
     HyperparameterChange: read_HyperparameterChange,
     DataRange: read_DataRange,
-    Condition: read_Condition,
-    DataStatus: read_DataStatus,
     ServerStatus: read_ServerStatus,
-    ParticipantStatus: read_ParticipantStatus,
-    ContributionCounts: read_ContributionCounts,
     LedgerEntry: read_LedgerEntry,
+    ParticipantStatus: read_ParticipantStatus,
     CheckpointStatus: read_CheckpointStatus,
+    DataStatus: read_DataStatus,
+    Condition: read_Condition,
+    ContributionCounts: read_ContributionCounts,
     ProtocolVersion: read_ProtocolVersion,
     AppliedPush: read_AppliedPush,
-    ChosenPush: read_ChosenPush,
     DataMarks: read_DataMarks,
+    ChosenPush: read_ChosenPush,
     FollowerReport: read_FollowerReport,
     DataPass: read_DataPass,
 }
@@ -3092,40 +3092,40 @@ MESSAGE: dict[type, Any] = {
     SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
     Partition: tensor_pb2.Partition,
     Schedule: tensor_pb2.LearningRateSchedule,
-    ClipSpec: tensor_pb2.ClipSpec,
     PlacementPolicy: chief_service_pb2.PlacementPolicy,
+    ClipSpec: tensor_pb2.ClipSpec,
     AverageSpec: tensor_pb2.AverageSpec,
     Era: tensor_pb2.Era,
     StepHyperparameter: tensor_pb2.StepHyperparameter,
-    UserState: tensor_pb2.UserState,
     GivenNumbers: tensor_pb2.GivenNumbers,
+    UserState: tensor_pb2.UserState,
     SparsePart: parameter_service_pb2.SparsePart,
     Metric: parameter_service_pb2.Metric,
     FormulaUpdate: parameter_service_pb2.FormulaUpdate,
-    OptimizerPowers: parameter_service_pb2.OptimizerPowers,
     WorkerPushes: parameter_service_pb2.WorkerPushes,
+    OptimizerPowers: parameter_service_pb2.OptimizerPowers,
     ShardReport: parameter_service_pb2.ShardReport,
     ReplicaState: parameter_service_pb2.ReplicaState,
     ShardSettings: parameter_service_pb2.ShardSettings,
     DataSpec: chief_service_pb2.DataSpec,
     InnerSteps: chief_service_pb2.InnerSteps,
-    ChiefRecord: chief_service_pb2.ChiefRecord,
     PlacedSlice: chief_service_pb2.PlacedSlice,
+    ChiefRecord: chief_service_pb2.ChiefRecord,
     Key: board_service_pb2.PostKey,
     WorkerTraffic: chief_service_pb2.WorkerTraffic,
     HyperparameterChange: chief_service_pb2.HyperparameterChange,
     DataRange: chief_service_pb2.DataRange,
-    Condition: chief_service_pb2.Condition,
-    DataStatus: chief_service_pb2.DataStatus,
     ServerStatus: chief_service_pb2.ServerStatus,
-    ParticipantStatus: chief_service_pb2.ParticipantStatus,
-    ContributionCounts: chief_service_pb2.ContributionCounts,
     LedgerEntry: chief_service_pb2.LedgerEntry,
+    ParticipantStatus: chief_service_pb2.ParticipantStatus,
     CheckpointStatus: chief_service_pb2.CheckpointStatus,
+    DataStatus: chief_service_pb2.DataStatus,
+    Condition: chief_service_pb2.Condition,
+    ContributionCounts: chief_service_pb2.ContributionCounts,
     ProtocolVersion: handshake_service_pb2.ProtocolVersion,
     AppliedPush: parameter_service_pb2.AppliedPush,
-    ChosenPush: chief_service_pb2.ChosenPush,
     DataMarks: chief_service_pb2.DataMarks,
+    ChosenPush: chief_service_pb2.ChosenPush,
     FollowerReport: chief_service_pb2.FollowerReport,
     DataPass: chief_service_pb2.DataPass,
 }
