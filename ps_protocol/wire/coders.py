@@ -1939,6 +1939,20 @@ def read_Schedule(message: Any) -> Schedule:
     )
 
 
+def write_ClipSpec(value: ClipSpec, message: Any) -> None:
+    message.value = value.value
+    message.norm = value.norm
+    message.global_norm = value.global_norm
+
+
+def read_ClipSpec(message: Any) -> ClipSpec:
+    return ClipSpec(
+        value=message.value,
+        norm=message.norm,
+        global_norm=message.global_norm,
+    )
+
+
 def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
     message.strategy = value.strategy
     message.split_bytes = value.split_bytes
@@ -1954,20 +1968,6 @@ def read_PlacementPolicy(message: Any) -> PlacementPolicy:
         split_bytes=message.split_bytes,
         loads=tuple(sorted(message.loads.items())),
         pins=tuple(sorted(message.pins.items())),
-    )
-
-
-def write_ClipSpec(value: ClipSpec, message: Any) -> None:
-    message.value = value.value
-    message.norm = value.norm
-    message.global_norm = value.global_norm
-
-
-def read_ClipSpec(message: Any) -> ClipSpec:
-    return ClipSpec(
-        value=message.value,
-        norm=message.norm,
-        global_norm=message.global_norm,
     )
 
 
@@ -2014,6 +2014,18 @@ def read_StepHyperparameter(message: Any) -> StepHyperparameter:
     )
 
 
+def write_UserState(value: UserState, message: Any) -> None:
+    message.worker = value.worker
+    message.json = value.json
+
+
+def read_UserState(message: Any) -> UserState:
+    return UserState(
+        worker=message.worker,
+        json=message.json,
+    )
+
+
 def write_GivenNumbers(value: GivenNumbers, message: Any) -> None:
     if one := value.push_ids:
         for item in one:
@@ -2027,18 +2039,6 @@ def read_GivenNumbers(message: Any) -> GivenNumbers:
     return GivenNumbers(
         push_ids=fields.decode_each(message.push_ids, read_PushId, field="push_ids") if message.push_ids else (),
         hyperparameters=fields.decode_each(message.hyperparameters, read_StepHyperparameter, field="hyperparameters") if message.hyperparameters else (),
-    )
-
-
-def write_UserState(value: UserState, message: Any) -> None:
-    message.worker = value.worker
-    message.json = value.json
-
-
-def read_UserState(message: Any) -> UserState:
-    return UserState(
-        worker=message.worker,
-        json=message.json,
     )
 
 
@@ -2085,6 +2085,19 @@ def read_FormulaUpdate(message: Any) -> FormulaUpdate:
     )
 
 
+def write_OptimizerPowers(value: OptimizerPowers, message: Any) -> None:
+    message.key = value.key
+    if one := value.powers:
+        message.powers.extend(one)
+
+
+def read_OptimizerPowers(message: Any) -> OptimizerPowers:
+    return OptimizerPowers(
+        key=message.key,
+        powers=tuple(message.powers),
+    )
+
+
 def write_WorkerPushes(value: WorkerPushes, message: Any) -> None:
     message.worker = value.worker
     message.incarnation = value.incarnation
@@ -2098,19 +2111,6 @@ def read_WorkerPushes(message: Any) -> WorkerPushes:
         worker=message.worker,
         incarnation=message.incarnation,
         applied=fields.decode_each(message.applied, read_AppliedPush, field="applied") if message.applied else (),
-    )
-
-
-def write_OptimizerPowers(value: OptimizerPowers, message: Any) -> None:
-    message.key = value.key
-    if one := value.powers:
-        message.powers.extend(one)
-
-
-def read_OptimizerPowers(message: Any) -> OptimizerPowers:
-    return OptimizerPowers(
-        key=message.key,
-        powers=tuple(message.powers),
     )
 
 
@@ -2229,18 +2229,6 @@ def read_InnerSteps(message: Any) -> InnerSteps:
     )
 
 
-def write_PlacedSlice(value: PlacedSlice, message: Any) -> None:
-    write_VariableSlice(value.slice, message.slice)
-    message.shard = value.shard
-
-
-def read_PlacedSlice(message: Any) -> PlacedSlice:
-    return PlacedSlice(
-        slice=read_VariableSlice(message.slice) if message.HasField("slice") else fields.missing(message, "slice"),
-        shard=message.shard,
-    )
-
-
 def write_ChiefRecord(value: ChiefRecord, message: Any) -> None:
     if (one := value.model) is not None:
         message.model.SetInParent()
@@ -2284,6 +2272,18 @@ def read_ChiefRecord(message: Any) -> ChiefRecord:
         data=read_DataMarks(message.data) if message.HasField("data") else None,
         attached=read_StepAttachments(message.attached) if message.HasField("attached") else _ChiefRecord_attached,
         earlier=read_Fence(message.earlier) if message.HasField("earlier") else _ChiefRecord_earlier,
+    )
+
+
+def write_PlacedSlice(value: PlacedSlice, message: Any) -> None:
+    write_VariableSlice(value.slice, message.slice)
+    message.shard = value.shard
+
+
+def read_PlacedSlice(message: Any) -> PlacedSlice:
+    return PlacedSlice(
+        slice=read_VariableSlice(message.slice) if message.HasField("slice") else fields.missing(message, "slice"),
+        shard=message.shard,
     )
 
 
@@ -2358,64 +2358,21 @@ def read_DataRange(message: Any) -> DataRange:
     )
 
 
-def write_ServerStatus(value: ServerStatus, message: Any) -> None:
-    message.index = value.index
-    message.address = value.address
-    message.is_reachable = value.is_reachable
-    if (one := value.step) is not None:
-        message.step = one
-    message.arena_bytes = value.arena_bytes
-    message.num_slices = value.num_slices
-    message.standby = value.standby
-    message.standby_missing = value.standby_missing
-    if (one := value.report) is not None:
-        write_ShardReport(one, message.report)
+def write_DataStatus(value: DataStatus, message: Any) -> None:
+    message.name = value.name
+    message.epoch = value.epoch
+    message.num_done = value.num_done
+    message.num_leased = value.num_leased
+    message.num_ranges = value.num_ranges
 
 
-def read_ServerStatus(message: Any) -> ServerStatus:
-    return ServerStatus(
-        index=message.index,
-        address=message.address,
-        is_reachable=message.is_reachable,
-        step=message.step if message.HasField("step") else None,
-        arena_bytes=message.arena_bytes,
-        num_slices=message.num_slices,
-        standby=message.standby,
-        standby_missing=message.standby_missing,
-        report=read_ShardReport(message.report) if message.HasField("report") else None,
-    )
-
-
-def write_LedgerEntry(value: LedgerEntry, message: Any) -> None:
-    message.step = value.step
-    if one := value.contributors:
-        for item in one:
-            write_PushId(item, message.contributors.add())
-    message.num_stale = value.num_stale
-    message.num_late = value.num_late
-    fields.write_duration(value.duration_s, message.duration)
-    fields.write_duration(value.apply_duration_s, message.apply_duration)
-    message.last_worker = value.last_worker
-    if (one := value.wait_duration_s) != 0.0:
-        fields.write_duration(one, message.wait_duration)
-    if one := value.arrivals_us:
-        message.arrivals_us.extend(one)
-    if one := value.weights:
-        message.weights.extend(one)
-
-
-def read_LedgerEntry(message: Any) -> LedgerEntry:
-    return LedgerEntry(
-        step=message.step,
-        contributors=fields.decode_each(message.contributors, read_PushId, field="contributors") if message.contributors else (),
-        num_stale=message.num_stale,
-        num_late=message.num_late,
-        duration_s=fields.decode_duration(message.duration, field="duration"),
-        apply_duration_s=fields.decode_duration(message.apply_duration, field="apply_duration"),
-        last_worker=message.last_worker,
-        wait_duration_s=fields.decode_duration(message.wait_duration, field="wait_duration") if message.HasField("wait_duration") else 0.0,
-        arrivals_us=tuple(message.arrivals_us),
-        weights=tuple(message.weights),
+def read_DataStatus(message: Any) -> DataStatus:
+    return DataStatus(
+        name=message.name,
+        epoch=message.epoch,
+        num_done=message.num_done,
+        num_leased=message.num_leased,
+        num_ranges=message.num_ranges,
     )
 
 
@@ -2486,21 +2443,78 @@ def read_CheckpointStatus(message: Any) -> CheckpointStatus:
     )
 
 
-def write_DataStatus(value: DataStatus, message: Any) -> None:
-    message.name = value.name
-    message.epoch = value.epoch
-    message.num_done = value.num_done
-    message.num_leased = value.num_leased
-    message.num_ranges = value.num_ranges
+def write_ServerStatus(value: ServerStatus, message: Any) -> None:
+    message.index = value.index
+    message.address = value.address
+    message.is_reachable = value.is_reachable
+    if (one := value.step) is not None:
+        message.step = one
+    message.arena_bytes = value.arena_bytes
+    message.num_slices = value.num_slices
+    message.standby = value.standby
+    message.standby_missing = value.standby_missing
+    if (one := value.report) is not None:
+        write_ShardReport(one, message.report)
 
 
-def read_DataStatus(message: Any) -> DataStatus:
-    return DataStatus(
-        name=message.name,
-        epoch=message.epoch,
-        num_done=message.num_done,
-        num_leased=message.num_leased,
-        num_ranges=message.num_ranges,
+def read_ServerStatus(message: Any) -> ServerStatus:
+    return ServerStatus(
+        index=message.index,
+        address=message.address,
+        is_reachable=message.is_reachable,
+        step=message.step if message.HasField("step") else None,
+        arena_bytes=message.arena_bytes,
+        num_slices=message.num_slices,
+        standby=message.standby,
+        standby_missing=message.standby_missing,
+        report=read_ShardReport(message.report) if message.HasField("report") else None,
+    )
+
+
+def write_LedgerEntry(value: LedgerEntry, message: Any) -> None:
+    message.step = value.step
+    if one := value.contributors:
+        for item in one:
+            write_PushId(item, message.contributors.add())
+    message.num_stale = value.num_stale
+    message.num_late = value.num_late
+    fields.write_duration(value.duration_s, message.duration)
+    fields.write_duration(value.apply_duration_s, message.apply_duration)
+    message.last_worker = value.last_worker
+    if (one := value.wait_duration_s) != 0.0:
+        fields.write_duration(one, message.wait_duration)
+    if one := value.arrivals_us:
+        message.arrivals_us.extend(one)
+    if one := value.weights:
+        message.weights.extend(one)
+
+
+def read_LedgerEntry(message: Any) -> LedgerEntry:
+    return LedgerEntry(
+        step=message.step,
+        contributors=fields.decode_each(message.contributors, read_PushId, field="contributors") if message.contributors else (),
+        num_stale=message.num_stale,
+        num_late=message.num_late,
+        duration_s=fields.decode_duration(message.duration, field="duration"),
+        apply_duration_s=fields.decode_duration(message.apply_duration, field="apply_duration"),
+        last_worker=message.last_worker,
+        wait_duration_s=fields.decode_duration(message.wait_duration, field="wait_duration") if message.HasField("wait_duration") else 0.0,
+        arrivals_us=tuple(message.arrivals_us),
+        weights=tuple(message.weights),
+    )
+
+
+def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
+    message.accepted = value.accepted
+    message.stale = value.stale
+    message.late = value.late
+
+
+def read_ContributionCounts(message: Any) -> ContributionCounts:
+    return ContributionCounts(
+        accepted=message.accepted,
+        stale=message.stale,
+        late=message.late,
     )
 
 
@@ -2522,20 +2536,6 @@ def read_Condition(message: Any) -> Condition:
         advice=message.advice,
         commands=tuple(message.commands),
         is_standstill=message.is_standstill,
-    )
-
-
-def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
-    message.accepted = value.accepted
-    message.stale = value.stale
-    message.late = value.late
-
-
-def read_ContributionCounts(message: Any) -> ContributionCounts:
-    return ContributionCounts(
-        accepted=message.accepted,
-        stale=message.stale,
-        late=message.late,
     )
 
 
@@ -2828,36 +2828,36 @@ WRITE: dict[type, Any] = {
     SeenPlace: write_SeenPlace,
     Partition: write_Partition,
     Schedule: write_Schedule,
-    PlacementPolicy: write_PlacementPolicy,
     ClipSpec: write_ClipSpec,
+    PlacementPolicy: write_PlacementPolicy,
     AverageSpec: write_AverageSpec,
     Era: write_Era,
     StepHyperparameter: write_StepHyperparameter,
-    GivenNumbers: write_GivenNumbers,
     UserState: write_UserState,
+    GivenNumbers: write_GivenNumbers,
     SparsePart: write_SparsePart,
     Metric: write_Metric,
     FormulaUpdate: write_FormulaUpdate,
-    WorkerPushes: write_WorkerPushes,
     OptimizerPowers: write_OptimizerPowers,
+    WorkerPushes: write_WorkerPushes,
     ShardReport: write_ShardReport,
     ReplicaState: write_ReplicaState,
     ShardSettings: write_ShardSettings,
     DataSpec: write_DataSpec,
     InnerSteps: write_InnerSteps,
-    PlacedSlice: write_PlacedSlice,
     ChiefRecord: write_ChiefRecord,
+    PlacedSlice: write_PlacedSlice,
     Key: write_Key,
     WorkerTraffic: write_WorkerTraffic,
     HyperparameterChange: write_HyperparameterChange,
     DataRange: write_DataRange,
-    ServerStatus: write_ServerStatus,
-    LedgerEntry: write_LedgerEntry,
+    DataStatus: write_DataStatus,
     ParticipantStatus: write_ParticipantStatus,
     CheckpointStatus: write_CheckpointStatus,
-    DataStatus: write_DataStatus,
-    Condition: write_Condition,
+    ServerStatus: write_ServerStatus,
+    LedgerEntry: write_LedgerEntry,
     ContributionCounts: write_ContributionCounts,
+    Condition: write_Condition,
     ProtocolVersion: write_ProtocolVersion,
     AppliedPush: write_AppliedPush,
     DataMarks: write_DataMarks,
@@ -2960,36 +2960,36 @@ READ: dict[type, Any] = {
     SeenPlace: read_SeenPlace,
     Partition: read_Partition,
     Schedule: read_Schedule,
-    PlacementPolicy: read_PlacementPolicy,
     ClipSpec: read_ClipSpec,
+    PlacementPolicy: read_PlacementPolicy,
     AverageSpec: read_AverageSpec,
     Era: read_Era,
     StepHyperparameter: read_StepHyperparameter,
-    GivenNumbers: read_GivenNumbers,
     UserState: read_UserState,
+    GivenNumbers: read_GivenNumbers,
     SparsePart: read_SparsePart,
     Metric: read_Metric,
     FormulaUpdate: read_FormulaUpdate,
-    WorkerPushes: read_WorkerPushes,
     OptimizerPowers: read_OptimizerPowers,
+    WorkerPushes: read_WorkerPushes,
     ShardReport: read_ShardReport,
     ReplicaState: read_ReplicaState,
     ShardSettings: read_ShardSettings,
     DataSpec: read_DataSpec,
     InnerSteps: read_InnerSteps,
-    PlacedSlice: read_PlacedSlice,
     ChiefRecord: read_ChiefRecord,
+    PlacedSlice: read_PlacedSlice,
     Key: read_Key,
     WorkerTraffic: read_WorkerTraffic,
     HyperparameterChange: read_HyperparameterChange,
     DataRange: read_DataRange,
-    ServerStatus: read_ServerStatus,
-    LedgerEntry: read_LedgerEntry,
+    DataStatus: read_DataStatus,
     ParticipantStatus: read_ParticipantStatus,
     CheckpointStatus: read_CheckpointStatus,
-    DataStatus: read_DataStatus,
-    Condition: read_Condition,
+    ServerStatus: read_ServerStatus,
+    LedgerEntry: read_LedgerEntry,
     ContributionCounts: read_ContributionCounts,
+    Condition: read_Condition,
     ProtocolVersion: read_ProtocolVersion,
     AppliedPush: read_AppliedPush,
     DataMarks: read_DataMarks,
@@ -3092,36 +3092,36 @@ MESSAGE: dict[type, Any] = {
     SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
     Partition: tensor_pb2.Partition,
     Schedule: tensor_pb2.LearningRateSchedule,
-    PlacementPolicy: chief_service_pb2.PlacementPolicy,
     ClipSpec: tensor_pb2.ClipSpec,
+    PlacementPolicy: chief_service_pb2.PlacementPolicy,
     AverageSpec: tensor_pb2.AverageSpec,
     Era: tensor_pb2.Era,
     StepHyperparameter: tensor_pb2.StepHyperparameter,
-    GivenNumbers: tensor_pb2.GivenNumbers,
     UserState: tensor_pb2.UserState,
+    GivenNumbers: tensor_pb2.GivenNumbers,
     SparsePart: parameter_service_pb2.SparsePart,
     Metric: parameter_service_pb2.Metric,
     FormulaUpdate: parameter_service_pb2.FormulaUpdate,
-    WorkerPushes: parameter_service_pb2.WorkerPushes,
     OptimizerPowers: parameter_service_pb2.OptimizerPowers,
+    WorkerPushes: parameter_service_pb2.WorkerPushes,
     ShardReport: parameter_service_pb2.ShardReport,
     ReplicaState: parameter_service_pb2.ReplicaState,
     ShardSettings: parameter_service_pb2.ShardSettings,
     DataSpec: chief_service_pb2.DataSpec,
     InnerSteps: chief_service_pb2.InnerSteps,
-    PlacedSlice: chief_service_pb2.PlacedSlice,
     ChiefRecord: chief_service_pb2.ChiefRecord,
+    PlacedSlice: chief_service_pb2.PlacedSlice,
     Key: board_service_pb2.PostKey,
     WorkerTraffic: chief_service_pb2.WorkerTraffic,
     HyperparameterChange: chief_service_pb2.HyperparameterChange,
     DataRange: chief_service_pb2.DataRange,
-    ServerStatus: chief_service_pb2.ServerStatus,
-    LedgerEntry: chief_service_pb2.LedgerEntry,
+    DataStatus: chief_service_pb2.DataStatus,
     ParticipantStatus: chief_service_pb2.ParticipantStatus,
     CheckpointStatus: chief_service_pb2.CheckpointStatus,
-    DataStatus: chief_service_pb2.DataStatus,
-    Condition: chief_service_pb2.Condition,
+    ServerStatus: chief_service_pb2.ServerStatus,
+    LedgerEntry: chief_service_pb2.LedgerEntry,
     ContributionCounts: chief_service_pb2.ContributionCounts,
+    Condition: chief_service_pb2.Condition,
     ProtocolVersion: handshake_service_pb2.ProtocolVersion,
     AppliedPush: parameter_service_pb2.AppliedPush,
     DataMarks: chief_service_pb2.DataMarks,

@@ -210,7 +210,7 @@ def _held_by(pair: Pair) -> Iterator[tuple[type, type[Message]]]:
     """Yields the values in the fields of a value, each with the message of the field."""
     hints = typing.get_type_hints(pair.value)
     for attribute, name in message_fields(pair).items():
-        held = pair.message.DESCRIPTOR.fields_by_name[name].message_type
+        held: Any = pair.message.DESCRIPTOR.fields_by_name[name].message_type
         if held is not None and held.GetOptions().map_entry:
             held = held.fields_by_name["value"].message_type
         if held is not None:

@@ -566,13 +566,6 @@ class TableGroup:
                     table.skip()
         return num_nonfinite
 
-    def take_counters(self, piece: VariableSlice, counters: Array, *, where: str) -> None:
-        """Takes over how often keys occurred, from a file of another slice. Raises DataLoss if it does not fit."""
-        assert isinstance(self.rows, KeyedRows)
-        if self.rows.occurrences is None or counters.size != (piece.stop - piece.start) * BUCKET_BYTES:
-            raise DataLoss(f"{where}: the counters of keys of table {piece.variable.name!r} are not those of its buckets")
-        self.rows.occurrences.take_over(piece, counters)
-
     def make_rows(self, gradients: Mapping[int, RowGradient], *, step: int) -> None:
         """Makes the rows of keyed tables that the gradients are for, as if at `step`. Raises LimitExceeded."""
         for position, gradient in gradients.items():

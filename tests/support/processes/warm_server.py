@@ -179,7 +179,7 @@ def _serve_launcher() -> None:
         _serve(theirs)
     theirs.close()
     warm.serve_from(ours)
-    supervisor.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": warm.WarmPopen})  # type: ignore[assignment]
+    supervisor.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": warm.WarmPopen})  # type: ignore[assignment, attr-defined]
 
 
 if __name__ == "__main__":
