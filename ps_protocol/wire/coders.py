@@ -1939,20 +1939,6 @@ def read_Schedule(message: Any) -> Schedule:
     )
 
 
-def write_ClipSpec(value: ClipSpec, message: Any) -> None:
-    message.value = value.value
-    message.norm = value.norm
-    message.global_norm = value.global_norm
-
-
-def read_ClipSpec(message: Any) -> ClipSpec:
-    return ClipSpec(
-        value=message.value,
-        norm=message.norm,
-        global_norm=message.global_norm,
-    )
-
-
 def write_PlacementPolicy(value: PlacementPolicy, message: Any) -> None:
     message.strategy = value.strategy
     message.split_bytes = value.split_bytes
@@ -1988,6 +1974,20 @@ def read_AverageSpec(message: Any) -> AverageSpec:
     )
 
 
+def write_ClipSpec(value: ClipSpec, message: Any) -> None:
+    message.value = value.value
+    message.norm = value.norm
+    message.global_norm = value.global_norm
+
+
+def read_ClipSpec(message: Any) -> ClipSpec:
+    return ClipSpec(
+        value=message.value,
+        norm=message.norm,
+        global_norm=message.global_norm,
+    )
+
+
 def write_Era(value: Era, message: Any) -> None:
     message.life = value.life
     message.epoch = value.epoch
@@ -2014,18 +2014,6 @@ def read_StepHyperparameter(message: Any) -> StepHyperparameter:
     )
 
 
-def write_UserState(value: UserState, message: Any) -> None:
-    message.worker = value.worker
-    message.json = value.json
-
-
-def read_UserState(message: Any) -> UserState:
-    return UserState(
-        worker=message.worker,
-        json=message.json,
-    )
-
-
 def write_GivenNumbers(value: GivenNumbers, message: Any) -> None:
     if one := value.push_ids:
         for item in one:
@@ -2039,6 +2027,18 @@ def read_GivenNumbers(message: Any) -> GivenNumbers:
     return GivenNumbers(
         push_ids=fields.decode_each(message.push_ids, read_PushId, field="push_ids") if message.push_ids else (),
         hyperparameters=fields.decode_each(message.hyperparameters, read_StepHyperparameter, field="hyperparameters") if message.hyperparameters else (),
+    )
+
+
+def write_UserState(value: UserState, message: Any) -> None:
+    message.worker = value.worker
+    message.json = value.json
+
+
+def read_UserState(message: Any) -> UserState:
+    return UserState(
+        worker=message.worker,
+        json=message.json,
     )
 
 
@@ -2358,24 +2358,6 @@ def read_DataRange(message: Any) -> DataRange:
     )
 
 
-def write_DataStatus(value: DataStatus, message: Any) -> None:
-    message.name = value.name
-    message.epoch = value.epoch
-    message.num_done = value.num_done
-    message.num_leased = value.num_leased
-    message.num_ranges = value.num_ranges
-
-
-def read_DataStatus(message: Any) -> DataStatus:
-    return DataStatus(
-        name=message.name,
-        epoch=message.epoch,
-        num_done=message.num_done,
-        num_leased=message.num_leased,
-        num_ranges=message.num_ranges,
-    )
-
-
 def write_ParticipantStatus(value: ParticipantStatus, message: Any) -> None:
     message.kind = _ParticipantKind_NUMBERS[value.kind]
     message.index = value.index
@@ -2419,27 +2401,6 @@ def read_ParticipantStatus(message: Any) -> ParticipantStatus:
         doing=message.doing,
         inner=read_InnerSteps(message.inner) if message.HasField("inner") else None,
         utilisation=message.utilisation,
-    )
-
-
-def write_CheckpointStatus(value: CheckpointStatus, message: Any) -> None:
-    message.durability = value.durability
-    message.tag = value.tag
-    message.step = value.step
-    if (one := value.age_s) != 0.0:
-        fields.write_duration(one, message.age)
-    message.saving = value.saving
-    message.failure = value.failure
-
-
-def read_CheckpointStatus(message: Any) -> CheckpointStatus:
-    return CheckpointStatus(
-        durability=message.durability,
-        tag=message.tag,
-        step=message.step,
-        age_s=fields.decode_duration(message.age, field="age") if message.HasField("age") else 0.0,
-        saving=message.saving,
-        failure=message.failure,
     )
 
 
@@ -2504,20 +2465,6 @@ def read_LedgerEntry(message: Any) -> LedgerEntry:
     )
 
 
-def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
-    message.accepted = value.accepted
-    message.stale = value.stale
-    message.late = value.late
-
-
-def read_ContributionCounts(message: Any) -> ContributionCounts:
-    return ContributionCounts(
-        accepted=message.accepted,
-        stale=message.stale,
-        late=message.late,
-    )
-
-
 def write_Condition(value: Condition, message: Any) -> None:
     message.name = value.name
     message.level = _Level_NUMBERS[value.level]
@@ -2536,6 +2483,59 @@ def read_Condition(message: Any) -> Condition:
         advice=message.advice,
         commands=tuple(message.commands),
         is_standstill=message.is_standstill,
+    )
+
+
+def write_CheckpointStatus(value: CheckpointStatus, message: Any) -> None:
+    message.durability = value.durability
+    message.tag = value.tag
+    message.step = value.step
+    if (one := value.age_s) != 0.0:
+        fields.write_duration(one, message.age)
+    message.saving = value.saving
+    message.failure = value.failure
+
+
+def read_CheckpointStatus(message: Any) -> CheckpointStatus:
+    return CheckpointStatus(
+        durability=message.durability,
+        tag=message.tag,
+        step=message.step,
+        age_s=fields.decode_duration(message.age, field="age") if message.HasField("age") else 0.0,
+        saving=message.saving,
+        failure=message.failure,
+    )
+
+
+def write_DataStatus(value: DataStatus, message: Any) -> None:
+    message.name = value.name
+    message.epoch = value.epoch
+    message.num_done = value.num_done
+    message.num_leased = value.num_leased
+    message.num_ranges = value.num_ranges
+
+
+def read_DataStatus(message: Any) -> DataStatus:
+    return DataStatus(
+        name=message.name,
+        epoch=message.epoch,
+        num_done=message.num_done,
+        num_leased=message.num_leased,
+        num_ranges=message.num_ranges,
+    )
+
+
+def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
+    message.accepted = value.accepted
+    message.stale = value.stale
+    message.late = value.late
+
+
+def read_ContributionCounts(message: Any) -> ContributionCounts:
+    return ContributionCounts(
+        accepted=message.accepted,
+        stale=message.stale,
+        late=message.late,
     )
 
 
@@ -2563,24 +2563,6 @@ def read_AppliedPush(message: Any) -> AppliedPush:
     )
 
 
-def write_DataMarks(value: DataMarks, message: Any) -> None:
-    write_DataSpec(value.data, message.data)
-    message.epoch = value.epoch
-    message.position = value.position
-    if one := value.passes:
-        for item in one:
-            write_DataPass(item, message.passes.add())
-
-
-def read_DataMarks(message: Any) -> DataMarks:
-    return DataMarks(
-        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
-        epoch=message.epoch,
-        position=message.position,
-        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
-    )
-
-
 def write_ChosenPush(value: ChosenPush, message: Any) -> None:
     write_PushId(value.push_id, message.push_id)
     message.step = value.step
@@ -2598,6 +2580,24 @@ def read_ChosenPush(message: Any) -> ChosenPush:
         weight=message.weight,
         ranges=tuple(message.ranges),
         attached=read_Attachments(message.attached) if message.HasField("attached") else _ChosenPush_attached,
+    )
+
+
+def write_DataMarks(value: DataMarks, message: Any) -> None:
+    write_DataSpec(value.data, message.data)
+    message.epoch = value.epoch
+    message.position = value.position
+    if one := value.passes:
+        for item in one:
+            write_DataPass(item, message.passes.add())
+
+
+def read_DataMarks(message: Any) -> DataMarks:
+    return DataMarks(
+        data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
+        epoch=message.epoch,
+        position=message.position,
+        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
     )
 
 
@@ -2828,13 +2828,13 @@ WRITE: dict[type, Any] = {
     SeenPlace: write_SeenPlace,
     Partition: write_Partition,
     Schedule: write_Schedule,
-    ClipSpec: write_ClipSpec,
     PlacementPolicy: write_PlacementPolicy,
     AverageSpec: write_AverageSpec,
+    ClipSpec: write_ClipSpec,
     Era: write_Era,
     StepHyperparameter: write_StepHyperparameter,
-    UserState: write_UserState,
     GivenNumbers: write_GivenNumbers,
+    UserState: write_UserState,
     SparsePart: write_SparsePart,
     Metric: write_Metric,
     FormulaUpdate: write_FormulaUpdate,
@@ -2851,17 +2851,17 @@ WRITE: dict[type, Any] = {
     WorkerTraffic: write_WorkerTraffic,
     HyperparameterChange: write_HyperparameterChange,
     DataRange: write_DataRange,
-    DataStatus: write_DataStatus,
     ParticipantStatus: write_ParticipantStatus,
-    CheckpointStatus: write_CheckpointStatus,
     ServerStatus: write_ServerStatus,
     LedgerEntry: write_LedgerEntry,
-    ContributionCounts: write_ContributionCounts,
     Condition: write_Condition,
+    CheckpointStatus: write_CheckpointStatus,
+    DataStatus: write_DataStatus,
+    ContributionCounts: write_ContributionCounts,
     ProtocolVersion: write_ProtocolVersion,
     AppliedPush: write_AppliedPush,
-    DataMarks: write_DataMarks,
     ChosenPush: write_ChosenPush,
+    DataMarks: write_DataMarks,
     FollowerReport: write_FollowerReport,
     DataPass: write_DataPass,
 }
@@ -2960,13 +2960,13 @@ READ: dict[type, Any] = {
     SeenPlace: read_SeenPlace,
     Partition: read_Partition,
     Schedule: read_Schedule,
-    ClipSpec: read_ClipSpec,
     PlacementPolicy: read_PlacementPolicy,
     AverageSpec: read_AverageSpec,
+    ClipSpec: read_ClipSpec,
     Era: read_Era,
     StepHyperparameter: read_StepHyperparameter,
-    UserState: read_UserState,
     GivenNumbers: read_GivenNumbers,
+    UserState: read_UserState,
     SparsePart: read_SparsePart,
     Metric: read_Metric,
     FormulaUpdate: read_FormulaUpdate,
@@ -2983,17 +2983,17 @@ READ: dict[type, Any] = {
     WorkerTraffic: read_WorkerTraffic,
     HyperparameterChange: read_HyperparameterChange,
     DataRange: read_DataRange,
-    DataStatus: read_DataStatus,
     ParticipantStatus: read_ParticipantStatus,
-    CheckpointStatus: read_CheckpointStatus,
     ServerStatus: read_ServerStatus,
     LedgerEntry: read_LedgerEntry,
-    ContributionCounts: read_ContributionCounts,
     Condition: read_Condition,
+    CheckpointStatus: read_CheckpointStatus,
+    DataStatus: read_DataStatus,
+    ContributionCounts: read_ContributionCounts,
     ProtocolVersion: read_ProtocolVersion,
     AppliedPush: read_AppliedPush,
-    DataMarks: read_DataMarks,
     ChosenPush: read_ChosenPush,
+    DataMarks: read_DataMarks,
     FollowerReport: read_FollowerReport,
     DataPass: read_DataPass,
 }
@@ -3092,13 +3092,13 @@ MESSAGE: dict[type, Any] = {
     SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
     Partition: tensor_pb2.Partition,
     Schedule: tensor_pb2.LearningRateSchedule,
-    ClipSpec: tensor_pb2.ClipSpec,
     PlacementPolicy: chief_service_pb2.PlacementPolicy,
     AverageSpec: tensor_pb2.AverageSpec,
+    ClipSpec: tensor_pb2.ClipSpec,
     Era: tensor_pb2.Era,
     StepHyperparameter: tensor_pb2.StepHyperparameter,
-    UserState: tensor_pb2.UserState,
     GivenNumbers: tensor_pb2.GivenNumbers,
+    UserState: tensor_pb2.UserState,
     SparsePart: parameter_service_pb2.SparsePart,
     Metric: parameter_service_pb2.Metric,
     FormulaUpdate: parameter_service_pb2.FormulaUpdate,
@@ -3115,17 +3115,17 @@ MESSAGE: dict[type, Any] = {
     WorkerTraffic: chief_service_pb2.WorkerTraffic,
     HyperparameterChange: chief_service_pb2.HyperparameterChange,
     DataRange: chief_service_pb2.DataRange,
-    DataStatus: chief_service_pb2.DataStatus,
     ParticipantStatus: chief_service_pb2.ParticipantStatus,
-    CheckpointStatus: chief_service_pb2.CheckpointStatus,
     ServerStatus: chief_service_pb2.ServerStatus,
     LedgerEntry: chief_service_pb2.LedgerEntry,
-    ContributionCounts: chief_service_pb2.ContributionCounts,
     Condition: chief_service_pb2.Condition,
+    CheckpointStatus: chief_service_pb2.CheckpointStatus,
+    DataStatus: chief_service_pb2.DataStatus,
+    ContributionCounts: chief_service_pb2.ContributionCounts,
     ProtocolVersion: handshake_service_pb2.ProtocolVersion,
     AppliedPush: parameter_service_pb2.AppliedPush,
-    DataMarks: chief_service_pb2.DataMarks,
     ChosenPush: chief_service_pb2.ChosenPush,
+    DataMarks: chief_service_pb2.DataMarks,
     FollowerReport: chief_service_pb2.FollowerReport,
     DataPass: chief_service_pb2.DataPass,
 }

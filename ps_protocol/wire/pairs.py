@@ -69,7 +69,7 @@ def message_fields(pair: Pair) -> dict[str, str]:
     """Returns which field of the message each of the value's is, by names, but for those in `writes`. Raises TypeError if there is none."""
     known = pair.message.DESCRIPTOR.fields_by_name
     names = {}
-    for attribute in defaults_of(pair.value).keys() - pair.writes.keys():
+    for attribute in (one for one in defaults_of(pair.value) if one not in pair.writes):
         name = attribute if attribute in known else attribute.removesuffix("_s")
         if name not in known:
             raise TypeError(f"{pair.message.DESCRIPTOR.name} has no field for {pair.value.__name__}.{attribute}")
