@@ -20,6 +20,37 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+# Those that a program may catch; the others tell it no more than their text.
+__all__ = [
+    "ClusterFull",
+    "DataMismatch",
+    "DeadlineExceeded",
+    "DtypeMismatch",
+    "EpochMismatch",
+    "IncompletePush",
+    "IndexOutOfRange",
+    "InvalidSpec",
+    "ModelMismatch",
+    "NonFiniteGradient",
+    "NotInitialized",
+    "PermissionDenied",
+    "PsError",
+    "ShapeMismatch",
+    "SlotNotFound",
+    "StepGone",
+    "StepNotReady",
+    "Superseded",
+    "TrainingFailed",
+    "TrainingInterrupted",
+    "Unauthenticated",
+    "Unavailable",
+    "VariableNotFound",
+    "WorkerIndexOutOfRange",
+    "WorkerIndexTaken",
+    "WrongCluster",
+    "WrongRole",
+]
+
 # Where programs find these errors, and what tracebacks call them by.
 PUBLIC_MODULE = "lockstep.errors"
 

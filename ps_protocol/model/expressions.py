@@ -13,13 +13,13 @@ parser reads it; nothing of Python runs it.
 import ast
 import keyword
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.errors import DtypeMismatch, InvalidSpec, VariableNotFound
+from ps_protocol.errors import InvalidSpec, VariableNotFound
 from ps_protocol.model.light_dataclass import light_dataclass
 
 Array = npt.NDArray[Any]
@@ -172,7 +172,7 @@ class Formula:
         """Raises InvalidSpec, with the place, where operands do not fit or a value does not fit what it is assigned to."""
         known = dict(shapes)
         for name in sorted(self.reads - known.keys()):
-            raise VariableNotFound(f"formula {_short(self.text)}: nothing was given for {name!r}")
+            raise VariableNotFound(f"formula {short(self.text)}: nothing was given for {name!r}")
         for target, value in self.steps:
             shape = self._shape_of(value, known)
             if target in self.writes and shape not in ((), shapes[target]):
@@ -180,65 +180,6 @@ class Formula:
                     self.text, value.line, value.column, f"a value of shape {shape} is assigned to {target!r} of shape {shapes[target]}"
                 )
             known[target] = shapes[target] if target in self.writes else shape
-
-    def compute(self, values: Mapping[str, Array | float]) -> dict[str, Array]:
-        """Returns the new values by name; arrays in `values` are floats of one element type, which all results have.
-
-        Numbers are Python's floats, computed in double precision and rounded where they meet an array; an array of no axes is one element,
-        and no number.
-
-        Every step sees what the steps before it assigned. Dividing by an element that is 0, and roots and logarithms of what has none,
-        give infinities and NaN, as IEEE 754 has it. Raises what `check_shapes` raises, and DtypeMismatch.
-        """
-        # NumPy's float64 is a float, too.
-        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
-        arrays = {name: np.asarray(value) for name, value in values.items() if name not in numbers}
-        dtypes = {name: arrays[name].dtype for name in sorted(self.reads & arrays.keys())}
-        dtype = next(iter(dtypes.values()), np.dtype(np.float64))
-        for name, other in dtypes.items():
-            if other.kind != "f" or other != dtype:
-                raise DtypeMismatch(
-                    f"formula {_short(self.text)}: {name!r} is {other}, want floats of one type, {dtype}; cast with .astype()"
-                )
-        self.check_shapes({**{name: array.shape for name, array in arrays.items()}, **dict.fromkeys(numbers, ())})
-        new = {name: np.empty(arrays[name].shape, dtype) for name in self.writes}
-        arrays = {name: array if array.shape else array.reshape(1) for name, array in arrays.items()}
-        results = {name: array.reshape(arrays[name].shape) for name, array in new.items()}
-        with np.errstate(all="ignore"):
-            for given, into in self._blocks(arrays, results) if self._is_by_element(arrays) else [(arrays, results)]:
-                self._compute_into(into, given, numbers, dtype)
-        return new
-
-    def _is_by_element(self, arrays: Mapping[str, Array]) -> bool:
-        """Whether an element of the results needs nothing but that element of each array, and the numbers."""
-        shapes = {arrays[name].shape for name in self.reads & arrays.keys()} - {()}
-        if len(shapes) != 1 or not all(arrays[name].shape for name in self.writes):
-            return False
-        return not self.needs_all_elements
-
-    def _blocks(self, arrays: Mapping[str, Array], new: Mapping[str, Array]) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array]]]:
-        """Yields parts of what is read and of what is written, so that what comes between the operations stays in the processor's cache."""
-        flat = {name: arrays[name].reshape(-1) if arrays[name].shape else arrays[name] for name in self.reads & arrays.keys()}
-        results = {name: array.reshape(-1) for name, array in new.items()}
-        for begin in range(0, results[self.writes[0]].size, BLOCK):
-            block = slice(begin, begin + BLOCK)
-            given = {name: array[block] if array.shape else array for name, array in flat.items()}
-            yield given, {name: array[block] for name, array in results.items()}
-
-    def _compute_into(
-        self, new: Mapping[str, Array], arrays: Mapping[str, Array], numbers: Mapping[str, float], dtype: np.dtype[Any]
-    ) -> None:
-        known: dict[str, Any] = {name: arrays[name] if name in arrays else numbers[name] for name in self.reads}
-        for target, value in self.steps:
-            result = _computed(value, known, dtype)
-            if isinstance(result, float) and target not in new:
-                known[target] = result
-                continue
-            result = np.asarray(result, dtype)
-            is_filled = target in new and result.shape != new[target].shape
-            known[target] = np.broadcast_to(result, new[target].shape) if is_filled else result
-        for name, array in new.items():
-            array[...] = known[name]
 
     def _shape_of(self, value: Value, known: Mapping[str, Shape]) -> Shape:
         if value.name:
@@ -273,9 +214,9 @@ def parse_formula(
     except SyntaxError as error:
         raise _error(text, error.lineno or 1, (error.offset or 1) - 1, f"this cannot be read: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise InvalidSpec(f"formula {_short(text)}: nested too deeply, want <= {MAX_DEPTH} levels") from None
+        raise InvalidSpec(f"formula {short(text)}: nested too deeply, want <= {MAX_DEPTH} levels") from None
     except ValueError as error:
-        raise InvalidSpec(f"formula {_short(text)}: this cannot be read: {error}") from None
+        raise InvalidSpec(f"formula {short(text)}: this cannot be read: {error}") from None
     return _Parser(text, variable=variable, others=others, writable=writable, step=step, bases=bases).formula(tree)
 
 
@@ -326,7 +267,7 @@ class _Parser:
             self._known.add(target)
         writes = tuple(dict.fromkeys(target for target, _ in steps if target in self._writable))
         if not writes:
-            raise InvalidSpec(f"formula {_short(self._text)}: it assigns nothing to {self._variable!r}")
+            raise InvalidSpec(f"formula {short(self._text)}: it assigns nothing to {self._variable!r}")
         return Formula(self._text, frozenset(self._reads & self._given) | set(writes), writes, tuple(steps), tuple(self._raised))
 
     def _target(self, node: ast.Name) -> str:
@@ -457,23 +398,12 @@ def _needs_all(value: Value) -> bool:
     return value.gives_one_number or any(_needs_all(operand) for operand in value.operands)
 
 
-def _computed(value: Value, known: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:
-    if value.name:
-        return known[value.name]
-    if value.number is not None:
-        return value.number
-    assert value.compute is not None
-    result = value.compute(*(_computed(operand, known, dtype) for operand in value.operands))
-    if not np.ndim(result):
-        return bool(result) if value.is_condition else float(result)
-    return result if value.is_condition else np.asarray(result, dtype)
-
-
 def _error(text: str, line: int, column: int, reason: str) -> InvalidSpec:
     lines: Sequence[str] = [one.strip() for one in text.strip().splitlines()] or [""]
     there = lines[min(line, len(lines)) - 1]
-    return InvalidSpec(f"formula, line {line}, column {column + 1}: {reason}: {_short(there[max(column - 10, 0) :])}")
+    return InvalidSpec(f"formula, line {line}, column {column + 1}: {reason}: {short(there[max(column - 10, 0) :])}")
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """Returns a text for a message, cut if it is long."""
     return repr(text if len(text) <= 60 else text[:60] + "…")

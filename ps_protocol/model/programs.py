@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.expressions import BLOCK, VARIABLE, Array, Formula, Value, norm_of, parse_formula
+from ps_protocol.errors import DtypeMismatch, InvalidSpec
+from ps_protocol.model.expressions import BLOCK, VARIABLE, Array, Formula, Value, norm_of, parse_formula, short
 from ps_protocol.model.light_dataclass import light_dataclass
 
 # Numbers in the precision of one element type or of Python (conditions: truth values), and what makes one.
@@ -383,3 +383,34 @@ def parsed(text: str, names: Names) -> Formula:
 def compiled(text: str, names: Names) -> Program:
     """Returns its program, for these arrays in their order. Raises InvalidSpec, also for one that needs too much memory."""
     return Program(parsed(text, names), arrays=names.arrays, in_place=names.in_place)
+
+
+def compute(formula: Formula, values: Mapping[str, Array | float]) -> dict[str, Array]:
+    """Returns the new values by name; `values`: Python's floats, which are numbers, and arrays of floats of one type, which results have.
+
+    Numbers are computed in double precision and rounded where they meet an array; an array of no axes is one beside others that have some.
+    Every step sees what the steps before it assigned. Dividing by an element that is 0, and roots and logarithms of what has none, give
+    infinities and NaN, as IEEE 754 has it. Raises InvalidSpec, VariableNotFound and DtypeMismatch.
+    """
+    # NumPy's float64 is a float, too.
+    arrays = {name: np.asarray(values[name]) for name in sorted(formula.reads & values.keys()) if not isinstance(values[name], float)}
+    dtype = next((array.dtype for array in arrays.values()), np.dtype(np.float64))
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or array.dtype != dtype:
+            raise DtypeMismatch(
+                f"formula {short(formula.text)}: {name!r} is {array.dtype}, want floats of one type, {dtype}; cast with .astype()"
+            )
+    formula.check_shapes({name: np.shape(values[name]) for name in formula.reads & values.keys()})
+    shape = arrays[formula.writes[0]].shape
+    for name in formula.writes:
+        if arrays[name].shape != shape:
+            raise InvalidSpec(
+                f"formula {short(formula.text)}: {name!r} has shape {arrays[name].shape}, {formula.writes[0]!r} {shape}; want one shape"
+            )
+    given = {name: float(values[name]) for name in formula.reads if name not in arrays or arrays[name].shape != shape}
+    flat = {name: np.array(array).reshape(-1) for name, array in arrays.items() if name not in given}
+    names = Names((*flat,), in_place=formula.writes, numbers=(*given,))
+    program = compiled(formula.text, names)
+    with np.errstate(all="ignore"):
+        program.compute((*flat.values(),), (), program.numbers(given, float), float)
+    return {name: flat[name].reshape(shape) for name in formula.writes}

@@ -10,7 +10,7 @@ import numpy as np
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Formula
-from ps_protocol.model.programs import Names, parsed
+from ps_protocol.model.programs import Names, compute, parsed
 from ps_protocol.model.variables import Array, check_name
 from worker_client.accumulators import whole_number
 from worker_client.model.declarations import IndexedSlices
@@ -547,14 +547,14 @@ def _computing(formula: Formula | None) -> Callable[..., Any]:
     """Returns a function that computes this formula and assigns to the copies that it writes."""
     assert formula is not None
 
-    def compute(copy: VariableCopy, /, **values: Any) -> VariableCopy:
+    def update(copy: VariableCopy, /, **values: Any) -> VariableCopy:
         copies = {"v": copy, **{name: value for name, value in values.items() if isinstance(value, VariableCopy)}}
         given = {name: _given(name, value, copy) for name, value in values.items() if name in formula.reads}
-        for name, result in formula.compute({**given, "v": copy.read_value()}).items():
+        for name, result in compute(formula, {**given, "v": copy.read_value()}).items():
             copies[name].assign(result)
         return copy
 
-    return compute
+    return update
 
 
 def _given(name: str, value: Any, variable: Variable | VariableCopy) -> Array | float:

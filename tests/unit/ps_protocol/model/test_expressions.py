@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, VariableNotFound
 from ps_protocol.model.expressions import BLOCK, MAX_DEPTH, MAX_PARTS, MAX_TEXT, parse_formula
+from ps_protocol.model.programs import compute
 
 NAMES = ("v", "g", "s", "lr")
 FLOATS = st.floats(-4, 4, width=32)
@@ -85,7 +86,7 @@ def test_a_formula_is_what_numpy_computes_in_the_variables_type(formula: Made, d
     values = {"v": columns[0], "g": columns[1], "s": columns[2], "lr": float(lr)}
     before = {name: np.copy(value) for name, value in values.items()}
     parsed = parse_formula(formula[0], variable="v", others=NAMES[1:])
-    got = parsed.compute(values)["v"]
+    got = compute(parsed, values)["v"]
     with np.errstate(all="ignore"):
         want = np.broadcast_to(np.asarray(formula[1](values), dtype), columns[0].shape)
     np.testing.assert_array_equal(got, want)
@@ -108,13 +109,13 @@ def test_each_line_of_a_formula_sees_the_values_assigned_before_it_and_may_write
     assert formula.writes == ("m", "v")
     assert formula.reads == {"v", "m", "b", "g", "lr"}
     number = np.asarray
-    new = formula.compute({"v": np.ones(2), "m": np.zeros(2), "b": number(0.5), "g": np.full(2, 4.0), "lr": number(0.1)})
+    new = compute(formula, {"v": np.ones(2), "m": np.zeros(2), "b": number(0.5), "g": np.full(2, 4.0), "lr": number(0.1)})
     assert (new["m"].tolist(), new["v"].tolist()) == ([2, 2], [0.8, 0.8])
 
 
 def test_one_number_fills_the_variable_and_dividing_by_an_element_that_is_zero_is_as_in_ieee_754() -> None:
-    assert parse_formula("0.5", variable="v", others=()).compute({"v": np.zeros((2, 2))})["v"].tolist() == [[0.5, 0.5]] * 2
-    quotient = parse_formula("1 / v", variable="v", others=()).compute({"v": np.array([0.0, -0.0, 2.0])})["v"]
+    assert compute(parse_formula("0.5", variable="v", others=()), {"v": np.zeros((2, 2))})["v"].tolist() == [[0.5, 0.5]] * 2
+    quotient = compute(parse_formula("1 / v", variable="v", others=()), {"v": np.array([0.0, -0.0, 2.0])})["v"]
     assert quotient.tolist() == [np.inf, -np.inf, 0.5]
 
 
@@ -124,11 +125,11 @@ def test_a_formula_on_large_arrays_gives_the_result_of_one_numpy_call_in_any_mem
     v, m, g = (rng.normal(size=shape[::-1]).astype(np.float32).T for _ in range(3))
     lr, half = np.asarray(0.1, np.float32), np.float32(0.5)
     formula = parse_formula("m = m * 0.5 + g; v = v - lr * m", variable="v", others=("m", "g", "lr"), writable=("m",))
-    new = formula.compute({"v": v, "m": m, "g": g, "lr": lr})
+    new = compute(formula, {"v": v, "m": m, "g": g, "lr": lr})
     np.testing.assert_array_equal(new["m"], m * half + g)
     np.testing.assert_array_equal(new["v"], v - lr * (m * half + g))
     # A sum needs all of them.
-    scaled = parse_formula("v / (norm(g) + 1) * sum(g)", variable="v", others=("g",)).compute({"v": v, "g": g})["v"]
+    scaled = compute(parse_formula("v / (norm(g) + 1) * sum(g)", variable="v", others=("g",)), {"v": v, "g": g})["v"]
     norm, total = (np.float32(f) for f in (np.sqrt(np.sum(np.square(g, dtype=np.float64))), np.sum(g, dtype=np.float64)))
     np.testing.assert_array_equal(scaled, v / (norm + np.float32(1)) * total)
 
@@ -236,7 +237,7 @@ def test_any_text_is_parsed_as_a_formula_or_refused_with_a_reason(text: str) -> 
     except InvalidSpec as error:
         assert error.message.startswith("formula")
     else:
-        assert formula.compute(dict.fromkeys(NAMES, np.ones(2)))["v"].shape == (2,)
+        assert compute(formula, dict.fromkeys(NAMES, np.ones(2)))["v"].shape == (2,)
 
 
 def test_shapes_that_do_not_fit_are_refused_with_the_place() -> None:
@@ -249,6 +250,6 @@ def test_shapes_that_do_not_fit_are_refused_with_the_place() -> None:
     with pytest.raises(VariableNotFound, match="nothing was given for 's'"):
         formula.check_shapes({"v": (), "lr": (), "g": ()})
     with pytest.raises(DtypeMismatch, match="'v' is float32"):
-        formula.compute({"v": np.zeros(2, np.float32), "lr": np.float64(1), "g": np.zeros(2), "s": np.zeros(2)})
+        compute(formula, {"v": np.zeros(2, np.float32), "lr": np.float64(1), "g": np.zeros(2), "s": np.zeros(2)})
     with pytest.raises(InvalidSpec, match="got a int"):
         parse_formula(3, variable="v", others=())  # type: ignore[arg-type]
