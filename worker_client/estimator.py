@@ -314,31 +314,6 @@ class DNNRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class _Former:
-    """The result of an estimator's earlier trainings: its network, and one `Trained` over all of them."""
-
-    network: Network
-    trained: Trained
-
-
-def _former(estimator: Any, continues: bool) -> _Former | None:
-    if not continues:
-        return None
-    so_far = Trained(variables=estimator.variables_, losses=estimator.loss_curve_, global_step=estimator.global_step_)
-    return _Former(network=estimator._network, trained=so_far)
-
-
-def _keep(estimator: Any, trained: Trained, former: _Former | None) -> None:
-    """Sets the attributes that scikit-learn's users read."""
-    losses = [*former.trained.losses, *trained.losses] if former is not None else trained.losses
-    estimator.variables_, estimator.loss_curve_ = trained.variables, losses
-    # A running cluster counts its own steps.
-    estimator.global_step_ = trained.global_step + (former.trained.global_step if former is not None and estimator.target is None else 0)
-    # A worker that joins after the end has begun no pass, and still has the final network.
-    estimator.n_iter_ = len(losses)
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameters:
     """The parameters of an estimator, checked: scikit-learn requires constructors that check nothing."""
 
@@ -380,43 +355,48 @@ def _train(
     continues: bool,
     num_passes: int,
 ) -> Network:
-    """Trains an estimator's network and returns it.
+    """Trains an estimator's network, sets the attributes that scikit-learn's users read, and returns the network.
 
     `continues`: begins with the result of earlier trainings, and raises ValueError if their network differs.
     """
-    parameters, former = _Parameters.of(estimator), _former(estimator, continues)
+    parameters = _Parameters.of(estimator)
+    former: Network | None = estimator._network if continues else None
     target = estimator.target
     if target is None:
         _warn_of_private_cluster()
-    dtype = features.dtype if former is None else np.dtype(former.network.dtype)
+    dtype = features.dtype if former is None else np.dtype(former.dtype)
     network = Network(
         sizes=(features.shape[1], *parameters.hidden_units, num_outputs),
         activation=parameters.activation,
         dtype=dtype,
         head="numbers" if classes is None else "classes",
     )
-    if former is not None and network != former.network:
+    if former is not None and network != former:
         raise ValueError(
-            f"the network to continue with has layers of {former.network.sizes} units and {former.network.activation!r}, wanted are "
+            f"the network to continue with has layers of {former.sizes} units and {former.activation!r}, wanted are "
             f"{network.sizes} and {network.activation!r}; train a new estimator"
         )
-    begun = 0 if former is None else len(former.trained.losses)
+    losses, begun_step = (estimator.loss_curve_, estimator.global_step_) if continues else ([], 0)
     if targets.dtype == features.dtype:
         targets = targets.astype(dtype, copy=False)
     trained = train(
         network,
         Examples(features=features.astype(dtype, copy=False), targets=targets, batch_size=parameters.batch_size),
-        first=network.initial_values(np.random.default_rng(parameters.seed)) if former is None else former.trained.variables,
+        first=network.initial_values(np.random.default_rng(parameters.seed)) if former is None else estimator.variables_,
         labels="" if classes is None else _labels_text(classes),
         optimizer=parameters.optimizer,
         hooks=tuple(hooks),
         master=_opener(target, timeout_s=estimator.timeout_s),
         seed=parameters.seed,
-        passes=range(begun, begun + num_passes),
+        passes=range(len(losses), len(losses) + num_passes),
     )
     if target is not None:
         _trained_targets.add(target)
-    _keep(estimator, trained, former)
+    estimator.variables_, estimator.loss_curve_ = trained.variables, [*losses, *trained.losses]
+    # A running cluster counts its own steps.
+    estimator.global_step_ = trained.global_step + (begun_step if target is None else 0)
+    # A worker that joins after the end has begun no pass, and still has the final network.
+    estimator.n_iter_ = len(estimator.loss_curve_)
     return network
 
 
@@ -463,7 +443,7 @@ def _warn_of_private_cluster() -> None:
 def _opener(target: Any, *, timeout_s: float) -> Any:
     """What a monitored session opens its session by: here, at an address, or as the target itself says."""
     if target is None:
-        return _private_cluster
+        return lambda index: local(worker_index=index)
     return (lambda index: _connect_once(target, index, timeout_s=timeout_s)) if isinstance(target, str) and target else target
 
 
@@ -487,11 +467,6 @@ def _optimizer(given: Any, learning_rate: float) -> Optimizer | SyncReplicasOpti
         return as_optimizer(factory(learning_rate), keeps_policy=True)
     except InvalidSpec as error:
         raise ValueError(error.message) from error
-
-
-def _private_cluster(worker_index: int | None) -> Session:
-    """A session in a new cluster inside this process."""
-    return local(worker_index=worker_index)
 
 
 # Begins the name of the variable that makes the labels part of the model. A name has at most 256 bytes.
