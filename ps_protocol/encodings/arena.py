@@ -52,16 +52,6 @@ def encoded_frames(
             yield offset, encoded.data
 
 
-def encode_arena(layout: Layout, memory: Array, encoding: FloatEncoding, into: Array) -> None:
-    """Writes the encoded bytes of an arena, both one-dimensional uint8 arrays. For encodings of variables."""
-    for one in encoded_ranges(layout, encoding):
-        content, target = memory[one.arena.start : one.arena.stop], into[one.start : one.stop]
-        if one.is_encoded:
-            units_of(encoding).encode(content.view(np.float32), target)
-        else:
-            np.copyto(target, content)
-
-
 def decoding_writer(
     layout: Layout, encoding: FloatEncoding, into: Segments, *, followed_by: Sequence[Array] = ()
 ) -> "SegmentWriter | DecodingWriter":

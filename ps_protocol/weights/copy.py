@@ -7,7 +7,7 @@ serialises the calls.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -87,15 +87,14 @@ class Transfer:
 class Update:
     """What brings a copy to a step, with the digests that it must have there: a patch, or all words.
 
-    `mended`: slices that were fetched whole, by place. `before`: what the copy had in the place of all this, once it is put.
+    `before`: what the copy had in the place of all this, once it is put.
     """
 
     step: int
     proof: Array
     patch: Patch = NO_PATCH
     words: Array | None = None
-    mended: dict[int, Array] = field(default_factory=dict)
-    before: "tuple[int | None, Array, Array, list[_Link], dict[int, Array]] | None" = None
+    before: "tuple[int | None, Array, Array, list[_Link]] | None" = None
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -198,38 +197,35 @@ class WeightCopy:
     def put(self, update: Update, *, now: float = 0.0) -> tuple[int, ...]:
         """Brings the copy to the update's step; returns the places of slices that are not right there: then `undo` must follow."""
         self._put_aside(now)
-        former = self.step, self.words, self.digests, [*self._links]
+        update.before = self.step, self.words, self.digests, [*self._links]
         if update.words is not None:
             self.words = update.words
         update.patch.apply(self.words)
-        slices = {place: self.selection.words_of(self.words, place).copy() for place in update.mended}
-        for place, words in update.mended.items():
-            self.selection.words_of(self.words, place)[:] = words
-        update.before = (*former, slices)
         # Of all words, so that one that was damaged earlier is noticed, too.
-        is_patch = update.words is None and not update.mended
-        self._arrive(update.step, self.selection.digests(self.words), update.patch if is_patch else None)
+        self._arrive(update.step, self.selection.digests(self.words), update.patch if update.words is None else None)
         return tuple(np.flatnonzero(self.digests != update.proof).tolist())
 
     def undo(self, update: Update) -> None:
         """Makes the copy what it was before an update was put."""
         assert update.before is not None
-        step, words, digests, links, slices = update.before
-        for place, content in slices.items():
-            self.selection.words_of(self.words, place)[:] = content
         update.patch.undo(self.words)
-        self.step, self.words, self.digests, self._links = step, words, digests, links
+        self.step, self.words, self.digests, self._links = update.before
 
     def mend(self, update: Update, places: Sequence[int], received: Transfer) -> None:
         """Gives an update slices that were wrong, fetched whole. Raises MalformedMessage if they are wrong again."""
         sizes = [int(self.selection.sizes[place]) for place in places]
         if received.first.is_patch or received.first.step != update.step or received.first.num_bytes != WORD_BYTES * sum(sizes):
             raise MalformedMessage(f"{received.first.num_bytes} bytes of step {received.first.step} for {len(places)} wrong slices")
-        words = received.content.view(np.uint16)
-        for place, part in zip(places, np.split(words, np.cumsum(sizes)[:-1]), strict=True):
+        parts = np.split(received.content.view(np.uint16), np.cumsum(sizes)[:-1])
+        for place, part in zip(places, parts, strict=True):
             if checksum([part]) != int(update.proof[place]):
                 raise MalformedMessage(f"weights of step {update.step}: a slice differs from its digest, also fetched whole")
-            update.mended[place] = part
+        if update.words is None:
+            update.words = self.words.copy()
+            update.patch.apply(update.words)
+            update.patch = NO_PATCH
+        for place, part in zip(places, parts, strict=True):
+            self.selection.words_of(update.words, place)[:] = part
 
     def forget(self) -> None:
         """Holds nothing any more, so that all of it is fetched again. `words` stay: a program may still be shown them."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ps_protocol.encodings.arena import encode_arena
-from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
+from ps_protocol.encodings.arena import encoded_frames
+from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import EpochMismatch, InvalidSpec, LayoutMismatch, NotInitialized, StepGone, StepNotReady
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.optimizers import OptimizerSpec, constant
@@ -49,9 +49,8 @@ def step(trainer: Trainer, number: int) -> None:
 
 
 def words_of(trainer: Trainer, encoding: FloatEncoding) -> Array:
-    into = np.empty(encoded_nbytes(MIXED, encoding), np.uint8)
-    encode_arena(MIXED, trainer.read()[1], encoding, into)
-    return into.view(np.uint16)
+    content = b"".join(bytes(frame) for _, frame in encoded_frames(MIXED, trainer.read()[1], encoding, 1 << 20))
+    return np.frombuffer(content, np.uint16)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -263,9 +263,8 @@ def test_an_update_that_is_undone_leaves_the_copy_as_it_was(source: Source, copy
     bring(copy, source)
     source.make(1, share=share)
     update = copy.understood(source.fetch(replace(REQUEST, held_step=0)))
-    place = copy.selection.place(3)
-    update.mended[place] = copy.selection.words_of(copy.words, place) + np.uint16(1)
-    assert copy.put(update) == (place,)
+    update.proof[copy.selection.place(3)] += np.uint64(1)
+    assert copy.put(update) == (copy.selection.place(3),)
     copy.undo(update)
     assert copy.step == 0
     np.testing.assert_array_equal(copy.words, source.at[0])
