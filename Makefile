@@ -236,7 +236,7 @@ $(RAY): pyproject.toml
 	$(call make_venv,.venv-ray)
 	@echo "installing Ray into .venv-ray"
 	@.venv-ray/bin/python $(PIP) --upgrade 'pip>=25.1'
-	@.venv-ray/bin/python $(PIP) --editable '.[demo,ray]' --group dev && touch $@
+	@.venv-ray/bin/python $(PIP) --editable '.[demo,ray]' 'ray[train]' --group dev && touch $@
 
 $(PROTO): Makefile
 	$(call make_venv,.venv-proto)

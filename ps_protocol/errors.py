@@ -12,7 +12,7 @@ PsError
 ├── DataLoss, DataMismatch
 ├── EpochMismatch, Superseded                                            fenced: start again
 ├── Unauthenticated, PermissionDenied
-└── Unavailable, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
+└── Unavailable (ClusterNotStarted), ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
 """
 
 import re
@@ -23,6 +23,7 @@ from typing import ParamSpec, TypeVar
 # Those that a program may catch; the others tell it no more than their text.
 __all__ = [
     "ClusterFull",
+    "ClusterNotStarted",
     "DataMismatch",
     "DeadlineExceeded",
     "DtypeMismatch",
@@ -281,6 +282,10 @@ class Cancelled(PsError, status="CANCELLED"):
 
 class Unimplemented(PsError, status="UNIMPLEMENTED"):
     """The server does not know this method or option."""
+
+
+class ClusterNotStarted(Unavailable):
+    """The first rank of torchrun, mpirun or Ray Train could not start the cluster of all."""
 
 
 class InternalError(PsError):

@@ -46,7 +46,11 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 _CHIEF_VARIABLES = ("LOCKSTEP_CHIEF", "TF_CONFIG")
 # Where nothing says where the chief is, but such an engine has started this program, its module finds or starts a cluster.
-_ENGINES = {"TORCHELASTIC_RUN_ID": "lockstep.launcher.engines.torchrun", "OMPI_COMM_WORLD_RANK": "lockstep.launcher.engines.mpi"}
+_ENGINES = {
+    "LOCKSTEP_RAY_TRAIN": "lockstep.ray_train",
+    "TORCHELASTIC_RUN_ID": "lockstep.launcher.engines.torchrun",
+    "OMPI_COMM_WORLD_RANK": "lockstep.launcher.engines.mpi",
+}
 # Nothing in a process is unreachable, so this bounds only what is repeated because a step moved on meanwhile.
 IN_PROCESS_TIMEOUT_S = 60.0
 
@@ -107,8 +111,8 @@ def connect(
     `metrics`: where this worker serves `/metrics` for Prometheus over HTTP, "host:port"; port 0: any free one, which the log names. None:
     LOCKSTEP_METRICS, else not at all.
 
-    Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull; Unauthenticated and
-    PermissionDenied where a cluster asks for tokens or certificates.
+    Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull; ClusterNotStarted, an
+    Unavailable, where rank 0 cannot start the cluster; Unauthenticated and PermissionDenied where tokens or certificates are wanted.
     """
     enable_worker_failpoints(os.environ)
     environment = _environment(chief)
@@ -170,7 +174,7 @@ def enter_as_observer(
 
 def _environment(chief: str | None) -> Mapping[str, str]:
     """Returns the variables of this process, with those by which a rank of an engine finds its cluster, which may be another one later."""
-    if chief or {*_CHIEF_VARIABLES} & {*os.environ} or not (engines := [*{*_ENGINES} & {*os.environ}]):
+    if chief or {*_CHIEF_VARIABLES} & {*os.environ} or not (engines := [name for name in _ENGINES if name in os.environ]):
         return os.environ
     return {**os.environ, **import_module(_ENGINES[engines[0]]).join(os.environ)}
 

@@ -85,9 +85,10 @@ def _all_of(node: Any) -> list[psutil.Process]:
 def left_on_nodes() -> list[str]:
     """The commands that Ray's actors have started for Lockstep."""
     from lockstep.launcher.engines.ray_bridge import FUNCTION_VARIABLE
+    from lockstep.launcher.engines.ray_train import WORKERS_VARIABLE
 
     words = map(words_of, psutil.process_iter())
-    return [" ".join(command) for command, environment in words if FUNCTION_VARIABLE in environment]
+    return [" ".join(command) for command, environment in words if {FUNCTION_VARIABLE, WORKERS_VARIABLE} & environment.keys()]
 
 
 def words_of(process: psutil.Process) -> tuple[list[str], dict[str, str]]:

@@ -214,3 +214,39 @@ def test_a_driver_that_is_interrupted_saves_a_checkpoint_and_one_that_is_killed_
         assert_nothing_is_left()
         if number == signal.SIGINT:
             assert list((tmp_path / "kept").rglob("step-*")) or "saved" in out.read_text(), out.read_text()
+
+
+def test_the_workers_of_a_trainer_of_ray_train_are_those_of_a_cluster_which_ends_with_them(ray_of_three: Any, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="Ray Train is not installed: `make test-engines ENGINE=ray` has it")
+    ended = run(
+        ray_of_three,
+        tmp_path,
+        f"""
+        import lockstep.ray_train, ray.train
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        def train():
+            import lockstep, numpy as np
+            with lockstep.connect() as session:
+                session.create_or_join({{"w": np.zeros(4)}}, optimizer=lockstep.sgd(0.5))
+                while not session.is_finished:
+                    session.step({{"w": np.ones(4)}})
+                print("value", session.read()["w"][0], "of", session.num_workers, flush=True)
+
+        def fit(flags):
+            scaling = ray.train.ScalingConfig(num_workers=3, placement_strategy="SPREAD")
+            storage = ray.train.RunConfig(storage_path={str(tmp_path)!r})
+            config = lockstep.ray_train.LockstepConfig(flags)
+            return DataParallelTrainer(train, backend_config=config, scaling_config=scaling, run_config=storage).fit()
+
+        fit("--ps 2 --max-steps 20")
+        try:
+            fit("--pss 2")
+        except Exception as error:
+            print("the driver has", error)
+        """,
+    )
+    assert ended.stdout.count("value -10.0 of 3") >= 3, ended.stdout
+    assert "the driver has" in ended.stdout and "ended with exit code 2; its words are above" in ended.stdout, ended.stdout
+    assert "no such argument: --pss" in ended.stdout, ended.stdout
+    assert_nothing_is_left()

@@ -9,7 +9,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import known_names
 
 # Each is a module of this package with a function `engine`.
-ENGINES = ("slurm", "ray", "skypilot", "torchrun", "mpi")
+ENGINES = ("slurm", "ray", "ray_train", "skypilot", "torchrun", "mpi")
 # Variables that say in how many parts a job is, and what makes one cluster of them.
 _PARTS = {
     "SLURM_JOB_NUM_NODES": "--engine slurm has one on all nodes of the job",

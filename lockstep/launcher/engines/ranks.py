@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from lockstep.launcher.engines.engine import Engine
 from lockstep.launcher.engines.standin import TOLD_VARIABLE, WATCHED_VARIABLE
 from lockstep.launcher.hosts import Host
-from ps_protocol.errors import InvalidSpec, PsError, Unavailable
+from ps_protocol.errors import ClusterNotStarted, InvalidSpec, PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.options import UP_FLAGS, Given
 from ps_protocol.security.tokens import write_secret
@@ -88,13 +88,16 @@ class Ranks:
 def join(ranks: Ranks, store: Store, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables by which this rank finds the cluster of its run; rank 0 starts the cluster unless it runs. Blocks until then.
 
-    The flags of `lockstep up` are in LOCKSTEP_UP. Ends the program, with a sentence, where that has failed: what it has printed says why,
-    and a traceback from each rank would hide it. Raises Unavailable if there is no cluster in time.
+    The flags of `lockstep up` are in LOCKSTEP_UP. Raises ClusterNotStarted where that has failed, or there is no cluster in time.
     """
     key = _key(ranks.num_workers)
     if ranks.rank == 0:
         store.set(key, json.dumps(_cluster(ranks, store, environment)))
-    told = _await(store, key)
+    try:
+        told = _await(store, key)
+    except ClusterNotStarted as error:
+        _say_alone(error)
+        raise
     # The engine runs each rank once, so an earlier process with this index has ended, or will soon.
     place = {"LOCKSTEP_WORKER_INDEX": str(ranks.rank), "LOCKSTEP_NUM_WORKERS": str(ranks.num_workers), "LOCKSTEP_TAKEOVER": "1"}
     found: dict[str, str] = {**told["variables"], **place}
@@ -103,6 +106,12 @@ def join(ranks: Ranks, store: Store, environment: Mapping[str, str]) -> dict[str
         atexit.register(shutil.rmtree, private, ignore_errors=True)
         found["LOCKSTEP_TLS_CA"] = str(_authority(told, private))
     return found
+
+
+def _say_alone(error: ClusterNotStarted) -> None:
+    """Has Python say no more than its text if no program catches it: a traceback of each rank would hide what rank 0 has printed."""
+    otherwise = sys.excepthook
+    sys.excepthook = lambda kind, one, trace: print(one, file=sys.stderr) if one is error else otherwise(kind, one, trace)
 
 
 def _key(num_workers: int) -> str:
@@ -116,11 +125,11 @@ def _await(store: Store, key: str) -> dict[str, Any]:
         if store.check([key]):
             told: dict[str, Any] = json.loads(store.get(key))
             if "failure" in told:
-                raise SystemExit(told["failure"])
+                raise ClusterNotStarted(told["failure"])
             if not (why := _why_not(told)):
                 return told
         if time.monotonic() > deadline:
-            raise Unavailable(f"rank 0 has started no cluster within {_START_S:g} s; {why}")
+            raise ClusterNotStarted(f"rank 0 has started no cluster within {_START_S:g} s; {why}")
         if not has_said and time.monotonic() > deadline - _START_S + _SAY_AFTER_S:
             log.warning("waiting until rank 0 has started the cluster, up to %g s", _START_S)
             has_said = True

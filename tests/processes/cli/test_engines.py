@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lockstep import connect
+from lockstep import errors as lockstep_errors
 from lockstep.launcher.engines import ranks, torchrun
 from tests.support.processes.commands import TRAIN, lockstep, read_until, run_up, up
 
@@ -100,7 +102,8 @@ def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.Monk
         return ended.stderr
 
     assert "--hosts: the --engine says which machines there are; leave out one of the two" in refusal("--engine", "slurm", "--hosts", "a")
-    assert "--engine: got 'slrm', want one of slurm, ray, skypilot, torchrun, mpi; did you mean 'slurm'?" in refusal("--engine", "slrm")
+    known = "slurm, ray, ray_train, skypilot, torchrun, mpi"
+    assert f"--engine: got 'slrm', want one of {known}; did you mean 'slurm'?" in refusal("--engine", "slrm")
     wrong = refusal("--engine", "slurm", nodes="other")
     assert wrong == "lockstep up: --engine slurm: scontrol show hostnames other failed: scontrol: error: show hostnames other\n"
     for name, text in {"RANK": "0", "SIZE": "2", "LOCAL_SIZE": "2"}.items():
@@ -211,3 +214,12 @@ def test_ranks_of_mpi_meet_in_a_directory_train_in_one_cluster_after_the_other_a
 def test_wrong_flags_end_rank_0_and_so_its_mpirun_with_a_sentence_and_no_traceback(tmp_path: Path, flags: str, words: str) -> None:
     (said,), codes = run_ranks((0,), flags, tmp_path)
     assert codes == [1] and words in said and "Traceback" not in said, said
+
+
+def test_a_program_may_catch_that_rank_0_could_not_start_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = {f"OMPI_COMM_WORLD_{name}": text for name, text in {"RANK": "0", "SIZE": "1", "LOCAL_SIZE": "1"}.items()}
+    for name, text in {**rank, "PMIX_NAMESPACE": "77", "LOCKSTEP_UP": "--ps 'x"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(lockstep_errors.ClusterNotStarted, match="LOCKSTEP_UP: got"):
+        connect()
