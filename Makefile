@@ -64,7 +64,7 @@ test-frameworks: $(FRAMEWORKS)  ## run the tests with PyTorch, JAX, Keras, sciki
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/frameworks tests/contract/session/test_documented_programs.py \
 	  tests/contract/session/test_estimator.py tests/contract/session/test_estimator_cluster.py -n 2 --dist worksteal $(ARGS)
 
-test-engines: $(DEV) $(if $(filter torchrun,$(ENGINE)),$(FRAMEWORKS)) $(if $(filter ray,$(ENGINE)),$(RAY))  ## run a cluster in a real engine on hosts of its own, as root: ENGINE=slurm (default), ssh, torchrun, mpi, ray
+test-engines: $(DEV) $(if $(filter torchrun,$(ENGINE)),$(FRAMEWORKS)) $(if $(filter ray,$(ENGINE)),$(RAY))  ## run a cluster in a real engine on hosts of its own, as root: ENGINE=slurm (default), ssh, torchrun, mpi, ray, kubernetes
 	@$(if $(filter ray,$(ENGINE)),.venv-ray/bin/python -m pytest,$(PYTEST)) -m engine -s -o faulthandler_timeout=0 \
 	  tests/engines -k $(or $(ENGINE),slurm) $(ARGS)
 

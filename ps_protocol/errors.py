@@ -12,7 +12,7 @@ PsError
 ├── DataLoss, DataMismatch
 ├── EpochMismatch, Superseded                                            fenced: start again
 ├── Unauthenticated, PermissionDenied
-└── Unavailable (ClusterNotStarted), ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
+└── Unavailable, ClusterNotStarted, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
 """
 
 import re
@@ -284,7 +284,7 @@ class Unimplemented(PsError, status="UNIMPLEMENTED"):
     """The server does not know this method or option."""
 
 
-class ClusterNotStarted(Unavailable):
+class ClusterNotStarted(PsError, status="FAILED_PRECONDITION"):
     """The first rank of torchrun, mpirun or Ray Train could not start the cluster of all."""
 
 

@@ -111,8 +111,8 @@ def connect(
     `metrics`: where this worker serves `/metrics` for Prometheus over HTTP, "host:port"; port 0: any free one, which the log names. None:
     LOCKSTEP_METRICS, else not at all.
 
-    Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull; ClusterNotStarted, an
-    Unavailable, where rank 0 cannot start the cluster; Unauthenticated and PermissionDenied where tokens or certificates are wanted.
+    Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull; ClusterNotStarted
+    where rank 0 cannot start the cluster; Unauthenticated and PermissionDenied where a cluster asks for tokens or certificates.
     """
     enable_worker_failpoints(os.environ)
     environment = _environment(chief)

@@ -370,4 +370,5 @@ def list_words(failed: Sequence[Ended]) -> str:
 
 
 def _failure_words(process: Process) -> str:
-    return f"{process.name} (pid {process.pid}) failed: {process.end_text}"
+    place = f" on {process.host}" if process.host else ""
+    return f"{process.name} (pid {process.pid}) failed{place}: {process.end_text}"

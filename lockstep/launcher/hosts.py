@@ -145,7 +145,10 @@ class Hosts:
         path = self.task_of(spec.name, private=private)
         write_secret(path, json.dumps(task))
         return replace(
-            spec, command=[sys.executable, "-I", "-S", str(_HERE / "remote.py"), str(path)], environment=dict.fromkeys(host.hidden)
+            spec,
+            command=[sys.executable, "-I", "-S", str(_HERE / "remote.py"), str(path)],
+            environment=dict.fromkeys(host.hidden),
+            host=host.name,
         )
 
     @staticmethod

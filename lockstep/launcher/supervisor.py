@@ -124,13 +124,14 @@ ShowLine = Callable[[str, str], None]
 class ProcessSpec:
     """A process to start, and its name. `environment` is added to this process's own; None removes a variable.
 
-    `pause_s`: the process exists at once, and becomes the command after so many seconds.
+    `pause_s`: the process exists at once, and becomes the command after so many seconds. `host`: another one that it stands for one on.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str | None]
     pause_s: float = 0.0
+    host: str = ""
 
 
 class Process:
@@ -139,9 +140,12 @@ class Process:
     `log`: its log at `log_path`, which it closes; None: it has none.
     """
 
-    def __init__(self, popen: "subprocess.Popen[bytes]", *, name: str, log_path: Path, log: IO[bytes] | None, show_line: ShowLine) -> None:
+    def __init__(
+        self, popen: "subprocess.Popen[bytes]", *, name: str, host: str, log_path: Path, log: IO[bytes] | None, show_line: ShowLine
+    ) -> None:
         assert popen.stdout is not None
         self.name = name
+        self.host = host
         self.pid = popen.pid
         self.log_path = log_path
         self.started_at = time.monotonic()
@@ -327,7 +331,7 @@ class Supervisor:
         earlier = [process for process in self.processes if process.name == spec.name and not process.is_running]
         log_path = (self._log_directory or Path()) / f"{spec.name.replace(' ', '-')}.log"
         log = None if self._log_directory is None else log_path.open("ab" if earlier else "wb", buffering=0)
-        process = Process(popen, name=spec.name, log_path=log_path, log=log, show_line=self._show)
+        process = Process(popen, name=spec.name, host=spec.host, log_path=log_path, log=log, show_line=self._show)
         self.processes = [*(one for one in self.processes if one not in earlier), process]
         self._selector.register(process.pipe, selectors.EVENT_READ, process)
         return process

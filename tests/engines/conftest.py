@@ -7,16 +7,23 @@ from pathlib import Path
 import pytest
 
 from tests.engines.demo import Engine
+from tests.engines.kubernetes import Kubernetes
 from tests.engines.mpi import Mpi
 from tests.engines.ray_nodes import Ray
 from tests.engines.slurm import Slurm
 from tests.engines.ssh import Ssh
 from tests.engines.torchrun import Torchrun
 
-ENGINES: dict[str, type[Engine]] = {"ssh": Ssh, "slurm": Slurm, "ray": Ray, "torchrun": Torchrun, "mpi": Mpi}
+ENGINES: dict[str, type[Engine]] = {
+    "ssh": Ssh,
+    "slurm": Slurm,
+    "ray": Ray,
+    "torchrun": Torchrun,
+    "mpi": Mpi,
+    "kubernetes": Kubernetes,
+}
 
 ABSENT = {
-    "kubernetes": "no Kubernetes of 1.27 or newer is started here; tests/unit/lockstep/kubernetes holds what is rendered to its schemas",
     "skypilot": "SkyPilot has nodes of a cloud; tests/processes/cli/test_hosts.py runs its task here with the variables that it sets",
 }
 

@@ -14,6 +14,9 @@ from tests.support.waiting import wait_until
 class Demo:
     """A run, by the file that has its output, or that of its workers alone. `poll`: its exit code; None while it runs."""
 
+    # What it says at its end, and whether it says what is started again.
+    end_words, names_restarts = "[lockstep] training finished", True
+
     def __init__(self, path: Path, poll: Callable[[], int | None]) -> None:
         self.path, self._poll = path, poll
         # On how many hosts its workers are, while it is under way.
@@ -36,7 +39,7 @@ class Demo:
         return self._poll()
 
     def assert_trained(self) -> None:
-        assert self.await_end() == 0 and "[lockstep] training finished" in self.out and "Traceback" not in self.out, self.out
+        assert self.await_end() == 0 and self.end_words in self.out and "Traceback" not in self.out, self.out
         assert float(re.findall(r"accuracy (\d\.\d+)", self.out)[-1]) >= 0.95, self.out
 
 

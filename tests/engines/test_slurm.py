@@ -1,12 +1,15 @@
 """A job of a real Slurm saves when its time is up, is queued again, and continues from there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.engines.slurm import Slurm
 from tests.engines.ssh import LOCKSTEP
+from tests.support.processes.commands import TRAIN
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.parametrize("engine", ["slurm"], indirect=True)]
@@ -41,6 +44,33 @@ def test_what_a_job_lacks_is_said_in_a_sentence(engine: Slurm, tmp_path: Path) -
     assert said.startswith("host h1 does not run Lockstep's agent: srun ended with exit code 127; try it: srun"), said
     said = run("node", "")
     assert re.match(r"host h2 does not run Lockstep's agent: srun ended with exit code \d+; try it: srun .* --nodelist=h2", said), said
+
+
+def test_a_module_that_a_node_lacks_is_named_with_the_node(engine: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, lockstep\nif os.uname().nodename == 'h2':\n    import nosuchmodule\n" + TRAIN)
+    words = f"{LOCKSTEP} up --engine slurm --max-steps 20 -- {sys.executable} train.py"
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\nexec {words}\n")
+    engine.command("sbatch", "--wait", "--nodes=2", f"--output={tmp_path / 'out'}", f"--chdir={tmp_path}", str(tmp_path / "job.sh"))
+    said = (tmp_path / "out").read_text()
+    assert re.search(r"worker 1 \(pid \d+\) failed on h2: exit code 1: ModuleNotFoundError: No module named 'nosuchmodule'", said), said
+    assert "training was interrupted at step 0: worker 1 failed first" in said, said
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--partition=nowhere", "invalid partition specified: nowhere"),
+        ("--nodes=9", "Requested node configuration is not available"),
+        ("--nodes=3 --exclusive --immediate=1", "Requested nodes are busy"),
+    ],
+)
+def test_what_slurm_cannot_give_it_says_within_seconds(engine: Slurm, tmp_path: Path, flags: str, words: str) -> None:
+    if "immediate" in flags:
+        engine.command("sbatch", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 60")
+        wait_until(lambda: "RUNNING" in engine.command("squeue", "-h", "-o", "%T"), what="all nodes are taken", timeout_s=30)
+    command = ["srun", *flags.split(), LOCKSTEP, "up", "--engine", "slurm", "--", "python", "train.py"]
+    ended = subprocess.run(command, env=engine.environment, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode and words in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
 
 
 def test_a_job_at_its_time_limit_saves_though_nothing_has_warned_it(engine: Slurm) -> None:

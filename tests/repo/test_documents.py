@@ -165,6 +165,7 @@ def test_every_variable_that_the_code_reads_is_documented() -> None:
         "LOCKSTEP_LAUNCHER_SAYS",
         "LOCKSTEP_RAY_BRIDGE",
         "LOCKSTEP_RAY_FUNCTION",
+        "LOCKSTEP_RAY_TRAIN",
         "LOCKSTEP_STANDIN_TELLS",
         "LOCKSTEP_STANDIN_WATCHES",
         "LOCKSTEP_",

@@ -143,6 +143,16 @@ def test_a_chart_of_helm_is_what_is_rendered_for_its_values(kind: str, tmp_path:
     assert [*yaml.safe_load_all(filled)] == rendered(f"--as {kind} --image other:2 --workers 7")
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_helm_itself_makes_of_a_chart_what_is_rendered_for_its_values(kind: str, tmp_path: Path) -> None:
+    helm = pytest.importorskip("helm_python", reason="no Helm here: pip install helm-python-sdk, which is Helm 4 as a library")
+    lockstep_here(*f"k8s render {BASE} {VOLUME} --as {kind} --helm {tmp_path}".split(), "--", *COMMAND)
+    assert helm.lint(str(tmp_path))["errors"] == []
+    with helm.Chart.load(tmp_path) as chart:
+        (text,) = chart.render(values={"image": "other:2", "workers": 7}, name="job").values()
+    assert [*yaml.safe_load_all(text)] == rendered(f"--as {kind} --image other:2 --workers 7")
+
+
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 @pytest.mark.parametrize("more", ["", EVERYTHING])
 def test_every_role_understands_what_it_is_told(kind: str, more: str) -> None:

@@ -34,6 +34,7 @@ class Process:
     pid: int
     started_at: float
     returncode: int | None = None
+    host: str = ""
     log_path: Path = Path("/run/logs/x.log")
     signals: list[signal.Signals] = field(default_factory=list)
 
