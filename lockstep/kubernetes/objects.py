@@ -148,8 +148,7 @@ def _worker_pod(spec: KubernetesSpec) -> Object:
     if spec.spot:
         placement |= _on_nodes([{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in _SPOT.items()])
         tolerations += [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in _SPOT.items()]
-    ends = {"# Else the program is process 1, which SIGTERM does not end.": None, "shareProcessNamespace": True}
-    return _pod(spec, "worker", container, pairs(spec.mount), {**ends, "tolerations": _LOST + tolerations, **placement}, grace_s=30)
+    return _pod(spec, "worker", container, pairs(spec.mount), {"tolerations": _LOST + tolerations, **placement}, grace_s=30)
 
 
 def _pod(spec: KubernetesSpec, role: str, container: Object, volumes: Mapping[str, str], placement: Object, *, grace_s: int) -> Object:
@@ -170,6 +169,8 @@ def _pod(spec: KubernetesSpec, role: str, container: Object, volumes: Mapping[st
     pod = {
         **({"restartPolicy": "Never"} if spec.is_jobset or role == "worker" else {}),
         "terminationGracePeriodSeconds": grace_s,
+        "# Else a program is process 1, which SIGTERM does not end, nor a role that is still starting.": None,
+        "shareProcessNamespace": True,
         "# It asks nothing of Kubernetes.": None,
         "automountServiceAccountToken": False,
         "# The group owns the secrets, which nobody else may read.": None,

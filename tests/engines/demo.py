@@ -75,6 +75,9 @@ class Engine(Protocol):
     def why_not() -> str:
         """Why it cannot run here; empty: it can."""
 
+    def greet(self) -> None:
+        """Has the engine itself run a program that does nothing on its hosts, and waits for its end."""
+
     def run(self, *flags: str, pace: float = 0.05) -> Demo:
         """Begins a run with these flags and RECOVERY, on all hosts."""
 

@@ -134,6 +134,11 @@ class Kubernetes:
     def _try(self, *words: str) -> bool:
         return subprocess.run(["kubectl", *words], env=self._environment, capture_output=True, check=False).returncode == 0
 
+    def greet(self) -> None:
+        self.kubectl("create", "job", "greeting", f"--image={_IMAGE}", "--", "sh", "-c", ":")
+        assert self._try("wait", "--for=condition=Complete", "--timeout=60s", "job/greeting")
+        self.kubectl("delete", "job", "greeting")
+
     def run(self, *flags: str, pace: float = 0.05) -> Demo:
         kept, manifests = self._directory / "kept", self._directory / "job.yaml"
         kept.mkdir()

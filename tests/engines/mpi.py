@@ -24,6 +24,9 @@ class Mpi:
     def why_not() -> str:
         return Ssh.why_not() or ("" if shutil.which("mpirun") else "no mpirun in PATH; Debian has it in openmpi-bin")
 
+    def greet(self) -> None:
+        assert self.run_printed("mpirun -n 2 --host a:1,b:1 hostname", out=self._directory / "greeting") == 0
+
     def run(self, *flags: str, pace: float = 0.05) -> Demo:
         at = ",".join(map(self._hosts.net.address, self._hosts.net.names))
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", "--map-by", "node", "--host", at, "-x", "LOCKSTEP_UP"]

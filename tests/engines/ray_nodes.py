@@ -1,6 +1,8 @@
 """A real Ray of several nodes on this machine: each has a raylet and workers of its own, and is lost as a host is lost."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -46,6 +48,10 @@ class Ray:
     @staticmethod
     def why_not() -> str:
         return "" if find_spec("ray") else "Ray is not installed: `make test-engines ENGINE=ray` has it"
+
+    def greet(self) -> None:
+        program = "import ray; ray.init(); ray.get([ray.remote(print).remote() for _ in range(3)])"
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "RAY_ADDRESS": self.cluster.address}, check=True)
 
     def run(self, *flags: str, pace: float = 0.05) -> Demo:
         words = [LOCKSTEP, "demo", "--engine", "ray", "--workers", "3", "--pace", str(pace), "--restart-workers", "9"]

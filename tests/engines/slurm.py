@@ -105,6 +105,9 @@ class Slurm:
         """Starts a node, again after its host was lost."""
         self.net.start(name, "slurmd", "-D", "-N", name, out=self._state / f"{name}.out", environment=self.environment)
 
+    def greet(self) -> None:
+        assert len(self.command("srun", "--nodes=3", "hostname").split()) == 3
+
     def run(self, *flags: str, pace: float = 0.05, limits: tuple[str, ...] = ("--time=10",)) -> Demo:
         words = " ".join([LOCKSTEP, "demo", "--pace", str(pace), *recovery(self.directory), *flags])
         text = re.sub("--checkpoint-dir [^ ]+ -- python train.py", "", printed("#SBATCH").replace("lockstep up", words))

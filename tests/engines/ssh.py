@@ -69,6 +69,9 @@ class Ssh:
             ["ssh", self.net.address(name), "true"], env=self.environment, capture_output=True, check=False
         ).returncode
 
+    def greet(self) -> None:
+        assert all(map(self._answers, self.net.names))
+
     def run(self, *flags: str, pace: float = 0.05, names: tuple[str, ...] = ()) -> Demo:
         at = ",".join(map(self.net.address, names or self.net.names))
         words = [LOCKSTEP, "demo", "--hosts", at, "--pace", str(pace), "--restart-workers", "9", *recovery(self.directory), *flags]

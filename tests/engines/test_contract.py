@@ -24,8 +24,12 @@ def await_that_nothing_is_left(engine: Engine) -> None:
 
 @pytest.mark.parametrize("engine", [*ENGINES, *ABSENT], indirect=True)
 def test_the_digits_are_learnt_on_several_hosts_and_nothing_is_left_there(engine: Engine) -> None:
+    times = [time.monotonic()]
+    engine.greet()
+    times.append(time.monotonic())
     run = engine.run(pace=0.01)
-    run.await_step(1)
+    run.await_step(0)
+    print(f"hello world after {times[1] - times[0]:.1f} s, first step after {time.monotonic() - times[1]:.1f} s")
     assert run.num_places() >= 2, run.out
     run.assert_trained()
     await_that_nothing_is_left(engine)

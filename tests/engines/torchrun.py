@@ -37,6 +37,10 @@ class Torchrun:
         place = f"{self.net.address('h1')}:29400"
         return ("--rdzv-backend", "c10d", "--rdzv-endpoint", place, "--rdzv-id", "digits", "--rdzv-conf", "last_call_timeout=2")
 
+    def greet(self) -> None:
+        assert self.run_printed("torchrun --nnodes 2 --nproc-per-node 1 … --no-python hostname").await_end() == 0
+        self._out.unlink()
+
     def run(self, *flags: str, pace: float = 0.05) -> Demo:
         words = ["--nnodes", "2", "--nproc-per-node", "1", *self._rendezvous, "--max-restarts", "3", "--monitor-interval", "0.2"]
         self._command = [str(_TORCHRUN), *words, "-m", "lockstep.demo.worker", "--pace", str(pace), "--least-accuracy", "0.95"]
