@@ -67,6 +67,7 @@ class Kubernetes:
 
     survives: tuple[str, ...] = ("worker 2", "ps 1", "chief")
     ends_with: tuple[str, ...] = ()
+    is_ended = False
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.net, self._directory, self._stack = stack.enter_context(network(3, directory)), directory, stack
@@ -171,6 +172,7 @@ class Kubernetes:
         raise AssertionError("it ends with no host")
 
     def ask_to_end(self) -> None:
+        self.is_ended = True
         self.kubectl(*self._end.split())
 
     def lose(self, role: str) -> None:
@@ -211,7 +213,6 @@ class PodsDemo(Demo):
     def __init__(self, engine: Kubernetes) -> None:
         super().__init__(Path(), self._ended)
         self._engine, self._text, self._read = engine, "", dict[Path, int]()
-        self._code: int | None = None
 
     @property
     def out(self) -> str:
@@ -226,10 +227,9 @@ class PodsDemo(Demo):
         return self._text
 
     def _ended(self) -> int | None:
-        if self._code is None and self.out and self._engine.is_complete():
+        if not self._engine.is_ended and self.out and self._engine.is_complete():
             self._engine.ask_to_end()
-            self._code = 0
-        return self._code
+        return 0 if self._engine.is_ended else None
 
 
 def _as_of(manifests: str, version: str) -> str:
