@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from ps_protocol.checkpoint.storage import MANIFEST, StoredCheckpoint, check_files, check_manifest_bytes, check_name, storage_failures
@@ -100,10 +100,8 @@ class RemoteStorage:
                 if self._files.exists(f"{self._directory(tag)}/{MANIFEST}"):
                     raise DataLoss(f"{tag}/{name} is not there") from None
                 raise CheckpointNotFound(f"there is no whole checkpoint {tag!r} in {self.place}") from None
-        try:
+        with closing(file):
             yield _RemoteReader(file, num_bytes=num_bytes, where=f"{tag}/{name}")
-        finally:
-            file.close()
 
     def remove(self, tag: str) -> None:
         """Removes a whole checkpoint, as CheckpointStorage says."""

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Protocol
@@ -231,15 +231,14 @@ class LocalStorage:
             check_room(num_bytes, num_free_bytes=self.num_free_bytes(), place=self.place)
             writer = _LocalWriter(path)
             try:
-                yield writer
-                failpoint("ps.save.before_fsync")
-                writer.sync()
+                with closing(writer):
+                    yield writer
+                    failpoint("ps.save.before_fsync")
+                    writer.sync()
             except BaseException:
-                writer.close()
                 with suppress(OSError):
                     path.unlink()
                 raise
-            writer.close()
             _sync_directory(path.parent)
 
     def commit(self, tag: str, manifest: bytes, *, files: Sequence[CheckpointFile]) -> None:
@@ -247,18 +246,13 @@ class LocalStorage:
         incomplete, whole = self._directory(tag, INCOMPLETE), self._directory(tag)
         with storage_failures(f"commit {whole}"):
             if not incomplete.is_dir():
-                raise CheckpointNotFound(
-                    f"{incomplete} is not there; do all roles have the same --checkpoint-dir, on storage that they share?"
-                )
+                raise CheckpointNotFound(f"{incomplete} is not there; {SHARED_HINT}")
             self._check_inside(incomplete)
             check_files(files, _sizes(incomplete), where=str(incomplete))
             failpoint("chief.manifest.before_write")
-            writer = _LocalWriter(incomplete / MANIFEST)
-            try:
+            with closing(_LocalWriter(incomplete / MANIFEST)) as writer:
                 writer.write(manifest)
                 writer.sync()
-            finally:
-                writer.close()
             _sync_directory(incomplete)
             failpoint("chief.manifest.before_rename")
             self._set_aside(tag)
@@ -292,11 +286,9 @@ class LocalStorage:
             self._root.mkdir(parents=True, exist_ok=True)
             writer = _LocalWriter(beside)
             try:
-                try:
+                with closing(writer):
                     writer.write(content)
                     writer.sync()
-                finally:
-                    writer.close()
                 beside.rename(path)
             except BaseException:
                 with suppress(OSError):
@@ -319,10 +311,8 @@ class LocalStorage:
                 if (path.parent / MANIFEST).is_file():
                     raise DataLoss(f"{tag}/{name} is not there") from None
                 raise CheckpointNotFound(f"there is no whole checkpoint {tag!r} in {self._root}") from None
-            try:
+            with closing(reader):
                 yield reader
-            finally:
-                reader.close()
 
     def remove(self, tag: str) -> None:
         """Removes a whole checkpoint, as CheckpointStorage says."""
@@ -354,13 +344,11 @@ class LocalStorage:
                 reader = _LocalReader(self._check_inside(path))
             except (FileNotFoundError, NotADirectoryError):
                 raise CheckpointNotFound(missing) from None
-            try:
+            with closing(reader):
                 check_manifest_bytes(reader.num_bytes, where=str(path))
                 content = bytearray(reader.num_bytes)
                 reader.read_into(memoryview(content), offset=0)
                 return bytes(content)
-            finally:
-                reader.close()
 
     def _directory(self, tag: str, ending: str = "") -> Path:
         if check_tag(tag).endswith(_LEFTOVERS):
