@@ -1,7 +1,7 @@
 """A character model of the text of Python's own library: real gradients for real updates. Knows NumPy; no session."""
 
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,42 +33,44 @@ class Language:
         }
         self.values |= {"hidden/bias": np.zeros(_HIDDEN, np.float32), "out/bias": np.zeros(characters.size, np.float32)}
         self.loss = 0.0
+        self.sizes = characters.size, _WIDTH, _CONTEXT, _HIDDEN
 
     def prepare(self) -> None:
         """Nothing: its gradients are the work."""
 
     def fill(self, values: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
         """Computes the gradients of a batch at these values."""
-        starts = self._random.integers(0, self._num_seen - _CONTEXT - 1, self._batch_size)
-        before, inputs, hidden, chances = self._look(values, starts)
-        chances /= starts.size
+        before, inputs, hidden, chances = self._look(values, *self.batch())
+        chances /= len(before)
         inner = (chances @ values["out"].T) * (1.0 - hidden * hidden)
         np.matmul(hidden.T, chances, out=gradients["out"])
         np.sum(chances, axis=0, out=gradients["out/bias"])
         np.matmul(inputs.T, inner, out=gradients["hidden"])
         np.sum(inner, axis=0, out=gradients["hidden/bias"])
         gradients["embedding"].fill(0.0)
-        np.add.at(gradients["embedding"], before, (inner @ values["hidden"].T).reshape(starts.size, _CONTEXT, _WIDTH))
+        np.add.at(gradients["embedding"], before, (inner @ values["hidden"].T).reshape(len(before), _CONTEXT, _WIDTH))
 
-    def held_out_loss(self, values: Mapping[str, Array]) -> float:
-        """Returns the mean loss on text that no batch has."""
+    def batch(self) -> tuple[Array, Array]:
+        """Returns the characters before some places of the text, a row for each place, and those that follow."""
+        return self._at(self._random.integers(0, self._num_seen - _CONTEXT - 1, self._batch_size))
+
+    def held_out(self) -> Iterator[tuple[Array, Array]]:
+        """Yields the same of text that no batch has."""
         starts = np.linspace(self._num_seen, self._text.size - _CONTEXT - 1, _NUM_HELD_OUT).astype(np.int64)
-        losses = []
-        for part in np.array_split(starts, 10):
-            self._look(values, part)
-            losses.append(self.loss)
-        return float(np.mean(losses))
+        yield from map(self._at, np.array_split(starts, 10))
 
-    def _look(self, values: Mapping[str, Array], starts: Array) -> tuple[Array, Array, Array, Array]:
-        """Returns the characters before those at `starts`, what the layers make of them, and the loss by the scores; keeps the loss."""
+    def _at(self, starts: Array) -> tuple[Array, Array]:
         window = self._text[starts[:, None] + np.arange(_CONTEXT + 1)]
-        before, following = window[:, :-1], window[:, -1]
-        inputs = values["embedding"][before].reshape(starts.size, -1)
+        return window[:, :-1], window[:, -1]
+
+    def _look(self, values: Mapping[str, Array], before: Array, following: Array) -> tuple[Array, Array, Array, Array]:
+        """Returns what the layers make of the characters `before`, and the loss by the scores; keeps the loss."""
+        inputs = values["embedding"][before].reshape(len(before), -1)
         hidden = np.tanh(inputs @ values["hidden"] + values["hidden/bias"])
         scores = hidden @ values["out"] + values["out/bias"]
         chances = np.exp(scores - scores.max(1, keepdims=True))
         chances /= chances.sum(1, keepdims=True)
-        rows = np.arange(starts.size)
+        rows = np.arange(len(before))
         self.loss = float(-np.log(chances[rows, following]).mean())
         chances[rows, following] -= 1.0
         return before, inputs, hidden, chances

@@ -11,7 +11,6 @@ import numpy as np
 import lockstep
 from benchmarks.harness.arguments import add_json, at_least_one, show
 from benchmarks.report.figures import as_row, head_rows
-from benchmarks.suites.coordination.outer import AdamW
 from lockstep.demo.digits import NUM_CLASSES, NUM_PIXELS, evaluate, initial_values, loss_and_gradients
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array
@@ -47,6 +46,25 @@ class Toy:
     def inner_steps(self, worker: int, arm: Arm) -> int:
         """Returns how many a worker makes for a contribution."""
         return max(1, int(self.most * min(self.paces) / self.paces[worker])) if arm.by_speed else self.most
+
+
+class AdamW:
+    """AdamW (arXiv 1711.05101) in the worker's own memory, as PyTorch has it, with its usual numbers."""
+
+    def __init__(self, values: Mapping[str, Array], rate: float) -> None:
+        self._rate, self._step = rate, 0
+        self._moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in values.items()}
+
+    def step(self, values: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        """Changes the values in place."""
+        self._step += 1
+        for name, gradient in gradients.items():
+            first, second = self._moments[name]
+            first += 0.1 * (gradient - first)
+            second += 0.001 * (gradient * gradient - second)
+            values[name][...] *= 1 - 0.01 * self._rate
+            scale = np.sqrt(second / (1 - 0.999**self._step)) + 1e-8
+            values[name][...] -= self._rate / (1 - 0.9**self._step) * first / scale
 
 
 class Gaussians:

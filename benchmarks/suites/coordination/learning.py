@@ -16,7 +16,7 @@ from worker_client import Session
 BATCH_SIZE = 32
 _SEED = 7
 _TIMEOUT_S = 600.0
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def learn(station: Station, train: Callable[[Session, Examples, Examples], Any], *, learning_rate: float, num_workers: int) -> None:
@@ -37,8 +37,8 @@ def keep_pace(began: float, *, pace_s: float) -> None:
 def run_workers(spec: ClusterSpec, module: str, work: object) -> list[dict[str, Any]]:
     """Trains with processes for all roles, each with one thread for its arithmetic; returns the workers' reports. Raises LaunchFailed."""
     with Cluster(spec) as cluster:
-        cluster.local.start_roles(environment=_ONE_THREAD)
-        cluster.start_workers(module, work, environment=_ONE_THREAD)
+        cluster.local.start_roles(environment=ONE_THREAD)
+        cluster.start_workers(module, work, environment=ONE_THREAD)
         cluster.processes.await_events("up", spec.num_workers, timeout_s=_TIMEOUT_S)
         cluster.processes.go()
         cluster.processes.await_events("done", spec.num_workers, timeout_s=_TIMEOUT_S)

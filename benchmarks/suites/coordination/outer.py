@@ -1,33 +1,36 @@
-"""Trains a character model by gradients of each step, and by outer steps of several inner ones: loss, seconds and bytes.
+"""Trains a character model with PyTorch by gradients of each step, and by outer steps of several inner ones: loss, seconds and bytes.
 
-With PyTorch installed, also by gradients that gloo sums, as DistributedDataParallel does. A slow network is a relay in each worker's
-process that holds bytes back, a link for each of its connections; gloo has none.
+Beside DistributedDataParallel over gloo, and one worker with the batches of all in one.
 """
 
 import argparse
 import importlib.util
 import itertools
+import json
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
-
-import grpc
-import numpy as np
 
 import lockstep
 from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, show
 from benchmarks.harness.language import Language
-from benchmarks.harness.link import NETWORKS, Link
-from benchmarks.harness.worker import Station
+from benchmarks.harness.processes import Cluster, Processes
+from benchmarks.harness.worker import Station, await_file
 from benchmarks.report.figures import as_row, head_rows, human_bytes
-from benchmarks.suites.coordination.learning import run_workers
+from benchmarks.suites.coordination.learning import ONE_THREAD
 from lockstep.launcher.spec import ClusterSpec
-from ps_protocol.model.variables import Array
+from ps_protocol.model.optimizers import OptimizerSpec
 from worker_client.model.wire_format import WireFormat
 
 DESCRIPTION = __doc__
 BATCH_SIZE = 64
+# Of the hidden layer: 0.35 million parameters.
+HIDDEN = 512
+_TIMEOUT_S = 3600.0
 # What travels to the servers, and back.
 WIRES = {
     "float32": WireFormat(),
@@ -38,119 +41,192 @@ WIRES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterWork:
-    """A worker's orders: so many batches with AdamW at `rate`.
+    """A worker's orders: so many batches with AdamW, whose rate grows to `rate` over `warmup` batches, then falls along a cosine to 0.
 
-    `sync_every` 0: each gives a gradient, to AdamW on the servers, or to gloo with so many peers.
+    `how`: "ddp", "alone", "gradients" (of each step, to AdamW on the servers) or "outer", with the numbers of lockstep.torch.DiLoCo; an
+    `outer_rate` of 0 is that of lockstep.outer_optimizer().
     """
 
+    how: str
+    num_workers: int
     num_batches: int
     batch_size: int
     rate: float
+    warmup: int
     seed: int
-    sync_every: int = 0
+    sync_every: int = 1
     outer_rate: float = 0.0
     outer_momentum: float = 0.0
     fragments: int = 1
     delay: int = 0
     alpha: float = 0.0
     wire: str = "float32"
-    num_peers: int = 0
-    network: str = "loopback"
+
+    @property
+    def outer(self) -> OptimizerSpec:
+        """The outer optimizer."""
+        given = lockstep.momentum(self.outer_rate, self.outer_momentum, use_nesterov=True)
+        return given if self.outer_rate else lockstep.outer_optimizer(self.sync_every)
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether parameter servers have a part in it."""
+        return self.how in ("gradients", "outer")
+
+    def rate_at(self, batch: int) -> float:
+        """Returns which part of the rate a batch has."""
+        done = (batch - self.warmup) / max(1, self.num_batches - self.warmup)
+        return (batch + 1) / self.warmup if batch < self.warmup else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterReport:
-    """Loss on text that nobody trained with, seconds from the first batch to the last step, and bytes that travelled meanwhile."""
+    """Loss on text that nobody trained with, of worker 0 alone; seconds from the first batch to the last step, and bytes meanwhile."""
 
     loss: float
     seconds: float
     bytes: int
 
 
-class AdamW:
-    """AdamW (arXiv 1711.05101) in the worker's own memory, as PyTorch has it, with its usual numbers."""
-
-    def __init__(self, values: Mapping[str, Array], rate: float) -> None:
-        self._rate, self._step = rate, 0
-        self._moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in values.items()}
-
-    def step(self, values: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
-        """Changes the values in place."""
-        self._step += 1
-        for name, gradient in gradients.items():
-            first, second = self._moments[name]
-            first += 0.1 * (gradient - first)
-            second += 0.001 * (gradient * gradient - second)
-            values[name][...] *= 1 - 0.01 * self._rate
-            scale = np.sqrt(second / (1 - 0.999**self._step)) + 1e-8
-            values[name][...] -= self._rate / (1 - 0.9**self._step) * first / scale
-
-
 def work(orders: dict[str, Any], station: Station) -> None:
-    """Trains as one worker process."""
-    order = OuterWork(**orders)
-    if (link := NETWORKS[order.network]) is not None:
-        # The chief names the servers' own addresses; from here they lie behind links, which end with this process.
-        direct, (rate, delay_s) = grpc.insecure_channel, link
-        grpc.insecure_channel = lambda target, **more: direct(Link(target, rate=rate, delay_s=delay_s).__enter__().address, **more)
-    outer = lockstep.momentum(order.outer_rate, order.outer_momentum, use_nesterov=True)
-    optimizer = outer if order.sync_every else lockstep.adamw(order.rate, weight_decay=0.01)
-    with lockstep.connect(wire=WIRES[order.wire], transport="grpc") as session:
-        model = Language(seed=1000 * order.seed + session.worker_index, batch_size=order.batch_size)
-        session.create_or_join(model.values, optimizer=optimizer)
-        station.await_go()
-        begin, traffic = time.monotonic(), session.membership.traffic
-        if order.num_peers:
-            values, num_bytes = _by_gloo(order, model, session.worker_index, station)
-        else:
-            before = traffic.sent_bytes + traffic.received_bytes
-            values = _by_outer_steps(order, model, session) if order.sync_every else _by_gradients(order, model, session)
-            num_bytes = traffic.sent_bytes + traffic.received_bytes - before
-        seconds = time.monotonic() - begin
-        station.say("done", report=asdict(OuterReport(loss=model.held_out_loss(values), seconds=seconds, bytes=num_bytes)))
-        station.await_release()
-
-
-def _by_gradients(order: OuterWork, model: Language, session: lockstep.Session) -> Mapping[str, Array]:
-    for _ in range(order.num_batches):
-        buffers = session.gradient_buffers()
-        model.fill(session.views(), buffers)
-        session.step(buffers)
-    return session.read()
-
-
-def _by_outer_steps(order: OuterWork, model: Language, session: lockstep.Session) -> Mapping[str, Array]:
-    options: dict[str, Any] = {name: getattr(order, name) for name in ("sync_every", "fragments", "delay", "alpha")}
-    with lockstep.DiLoCo(session, **options) as loop:
-        values, inner = loop.values, AdamW(model.values, order.rate)
-        gradients = {name: np.zeros_like(value) for name, value in values.items()}
-        for number in range(1, order.num_batches + 1):
-            model.fill(values, gradients)
-            inner.step(values, gradients)
-            values |= loop.step(values)
-            if number == order.num_batches and order.fragments > 1:
-                values |= loop.sync(values)
-        return values
-
-
-def _by_gloo(order: OuterWork, model: Language, rank: int, station: Station) -> tuple[Mapping[str, Array], int]:
+    """Trains as one worker process, row after row: importing PyTorch takes longer than many a row does."""
     import torch
-    from torch import distributed
 
     torch.set_num_threads(1)
-    meeting = f"file://{station.directory}/rendezvous"
-    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=order.num_peers)
-    values, inner = model.values, AdamW(model.values, order.rate)
-    flat = torch.zeros(sum(value.size for value in values.values()))
-    parts = torch.split(flat, [value.size for value in values.values()])
-    gradients = {name: part.numpy().reshape(values[name].shape) for name, part in zip(values, parts, strict=True)}
-    for _ in range(order.num_batches):
-        model.fill(values, gradients)
-        distributed.all_reduce(flat)
-        flat /= order.num_peers
-        inner.step(values, gradients)
-    # A ring has each worker send its share, and take another's, twice for each of the others.
-    return values, round(4 * (1 - 1 / order.num_peers) * flat.numel() * 4) * order.num_batches
+    for number in itertools.count():
+        here = Station(station.directory / str(number))
+        await_file(here.directory / "order")
+        given = json.loads((here.directory / "order").read_text(encoding="utf-8"))
+        if not given:
+            break
+        if orders["index"] < given["order"]["num_workers"]:
+            _train(OuterWork(**given["order"]), given["cluster"], orders["index"], here)
+
+
+def _train(order: OuterWork, cluster: dict[str, str], index: int, station: Station) -> None:
+    import torch
+    from torch import nn
+
+    with ExitStack() as stack:
+        session = None
+        if cluster:
+            session = stack.enter_context(lockstep.connect(**cluster, worker_index=index, wire=WIRES[order.wire], transport="grpc"))
+        text = Language(seed=1000 * order.seed + index, batch_size=order.batch_size)
+        torch.manual_seed(order.seed)
+        vocabulary, width, context, _ = text.sizes
+        layers = (nn.Embedding(vocabulary, width), nn.Flatten(), nn.Linear(context * width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, vocabulary))
+        training = _Training(order, session, index, station, text, nn.Sequential(*layers))
+        report = getattr(training, order.how)()
+    station.say("done", report=asdict(report))
+
+
+class _Training:
+    """The ways to train; each waits for the others before it begins."""
+
+    def __init__(
+        self, order: OuterWork, session: lockstep.Session | None, index: int, station: Station, text: Language, model: Any
+    ) -> None:
+        import torch
+
+        self._order, self._session, self._index, self._station, self._text, self._model = order, session, index, station, text, model
+        self._inner = torch.optim.AdamW(model.parameters(), lr=order.rate, weight_decay=0.01, fused=True)
+        self._loss, self._tensor, self._no_grad = torch.nn.functional.cross_entropy, torch.from_numpy, torch.no_grad
+        self._schedule = torch.optim.lr_scheduler.LambdaLR
+
+    def alone(self) -> OuterReport:
+        return self._train(self._model, self._inner)
+
+    def ddp(self) -> OuterReport:
+        from torch import distributed
+        from torch.nn.parallel import DistributedDataParallel
+
+        number = self._order.num_workers
+        meeting = f"file://{self._station.directory}/rendezvous"
+        distributed.init_process_group("gloo", init_method=meeting, rank=self._index, world_size=number)
+        found = self._train(DistributedDataParallel(self._model), self._inner)
+        distributed.destroy_process_group()
+        # A ring has each worker send its share, and take another's, twice for each of the others.
+        size = sum(one.numel() for one in self._model.parameters())
+        return replace(found, bytes=round(4 * (1 - 1 / number) * size * 4) * self._order.num_batches)
+
+    def gradients(self) -> OuterReport:
+        from lockstep.torch import Optimizer
+
+        return self._train(self._model, Optimizer(self._session, self._model, self._inner))
+
+    def outer(self) -> OuterReport:
+        from lockstep.torch import DiLoCo
+
+        order = self._order
+        options: dict[str, Any] = {name: getattr(order, name) for name in ("sync_every", "fragments", "delay", "alpha", "outer")}
+        with DiLoCo(self._session, self._model, self._inner, **options) as loop:
+            return self._train(self._model, self._inner, end=loop.sync if order.fragments > 1 else None)
+
+    def _train(self, model: Any, optimizer: Any, *, end: Callable[[], None] | None = None) -> OuterReport:
+        schedule = self._schedule(optimizer, self._order.rate_at)
+        self._station.await_go()
+        begin, before = time.monotonic(), self._num_bytes()
+        for _ in range(self._order.num_batches):
+            given, following = self._text.batch()
+            optimizer.zero_grad()
+            self._loss(model(self._tensor(given)), self._tensor(following)).backward()
+            optimizer.step()
+            schedule.step()
+        if end is not None:
+            end()
+        seconds, num_bytes = time.monotonic() - begin, self._num_bytes() - before
+        losses = [0.0]
+        if self._index == 0:
+            with self._no_grad():
+                held_out = [*self._text.held_out()]
+                losses = [self._loss(self._model(self._tensor(given)), self._tensor(after)).item() for given, after in held_out]
+        return OuterReport(loss=sum(losses) / len(losses), seconds=seconds, bytes=num_bytes)
+
+    def _num_bytes(self) -> int:
+        if self._session is None:
+            return 0
+        traffic = self._session.membership.traffic
+        return traffic.sent_bytes + traffic.received_bytes
+
+
+class _Pool:
+    """The worker processes, which train one row after the other; each row has a cluster of its own."""
+
+    def __init__(self, processes: Processes, num_workers: int) -> None:
+        self._processes, self._num_rows = processes, 0
+        for index in range(num_workers):
+            command = processes.worker_command("benchmarks.suites.coordination.outer", {"index": index})
+            processes.start(f"worker {index}", command, environment=ONE_THREAD)
+
+    def train(self, order: OuterWork) -> list[dict[str, Any]]:
+        """Returns the workers' reports. Raises LaunchFailed."""
+        events, number = self._processes.events, order.num_workers
+        up, done = (len(events.get(kind, ())) + number for kind in ("up", "done"))
+        with ExitStack() as stack:
+            place = {}
+            if order.has_cluster:
+                spec = ClusterSpec(ps=order.fragments, workers=number, tcp=True, chief_in_ps=True)
+                local = stack.enter_context(Cluster(spec, security={})).local
+                local.start_roles(environment=ONE_THREAD)
+                place = {"chief": local.chief_address, "cluster": local.name}
+            here = self._give({"order": asdict(order), "cluster": place})
+            self._processes.await_events("up", up, timeout_s=_TIMEOUT_S)
+            (here / "go").touch()
+            self._processes.await_events("done", done, timeout_s=_TIMEOUT_S)
+        return [event["report"] for event in events["done"][-number:]]
+
+    def end(self) -> None:
+        """Lets the workers end."""
+        self._give({})
+        self._processes.await_end()
+
+    def _give(self, content: dict[str, Any]) -> Path:
+        here = self._processes.directory / str(self._num_rows)
+        here.mkdir()
+        (here / "order.new").write_text(json.dumps(content), encoding="utf-8")
+        (here / "order.new").replace(here / "order")
+        self._num_rows += 1
+        return here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,60 +234,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=at_least_one, default=4, help="workers (default 4)")
     parser.add_argument("--batches", type=at_least_one, default=2000, help="batches of 64 characters of each worker (default 2000)")
     parser.add_argument("--every", type=at_least_one, nargs="+", default=[1, 10, 50, 100], help="inner steps (default 1 10 50 100)")
-    parser.add_argument("--fragments", type=at_least_one, default=2, help="beside whole steps, of as many servers (default 2)")
+    parser.add_argument("--fragments", type=at_least_one, help="beside whole steps, of as many servers (default: none)")
     parser.add_argument("--delay", type=at_least_one, default=5, help="inner steps beside an exchange of fragments (default 5)")
     parser.add_argument("--alpha", type=float, default=0.5, help="of values that stays when it is over (default 0.5)")
     parser.add_argument("--wires", nargs="+", choices=WIRES, default=[*WIRES], help="of outer steps (default all)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="AdamW's rate (default 1e-3)")
-    parser.add_argument("--outer", type=float, nargs=2, default=[0.7, 0.9], metavar=("RATE", "MOMENTUM"), help="(default 0.7 0.9)")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["loopback"], help="of all rows but gloo's (default loopback)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the batches (default 0 1 2)")
+    parser.add_argument("--rate", type=float, default=2e-3, help="AdamW's highest rate (default 2e-3)")
+    parser.add_argument("--warmup", type=at_least_one, default=100, help="batches until then (default 100)")
+    parser.add_argument("--outer", type=float, nargs=2, default=[0.0, 0.9], metavar=("RATE", "MOMENTUM"), help="(default: by inner steps)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of first values and batches (default 0 1 2)")
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs each arm with each seed and prints a row of it; returns 0."""
+    if importlib.util.find_spec("torch") is None:
+        raise WrongArguments("PyTorch is not installed here: `make bench-outer` runs this in .venv-frameworks")
     if wrong := [every for every in options.every if options.batches % every]:
         raise WrongArguments(f"--every {wrong[0]}: want a divisor of --batches {options.batches}")
     if not options.json:
-        print(head_rows(("steps", "wire", "network", "seed", "loss", "seconds", "bytes of a worker")), flush=True)
-    for seed, network in itertools.product(options.seeds, options.networks):
-        for name, num_workers, made in _arms(options, seed):
-            order = replace(made, network=network)
-            if order.num_peers and network != "loopback":
-                continue
-            spec = ClusterSpec(ps=order.fragments, workers=num_workers, tcp=True)
-            reports = run_workers(spec, "benchmarks.suites.coordination.outer", order)
-            row = {
-                "steps": name,
-                "wire": order.wire,
-                "network": network,
-                "seed": seed,
-                "loss": reports[0]["loss"],
-                "seconds": max(report["seconds"] for report in reports),
-                "bytes": max(report["bytes"] for report in reports),
-            }
-            show(row, _in_words, options)
+        print(head_rows(("steps", "wire", "seed", "loss", "seconds", "bytes of a worker")), flush=True)
+    with Processes() as processes:
+        pool = _Pool(processes, options.workers)
+        for seed in options.seeds:
+            for name, order in _arms(options, seed):
+                reports = pool.train(order)
+                row = {
+                    "steps": name,
+                    "wire": order.wire if order.has_cluster else "",
+                    "seed": seed,
+                    "loss": max(report["loss"] for report in reports),
+                    "seconds": max(report["seconds"] for report in reports),
+                    "bytes": max(report["bytes"] for report in reports),
+                }
+                show(row, _in_words, options)
+        pool.end()
     return 0
 
 
-def _arms(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, int, OuterWork]]:
-    """Yields what each row is of: its name, its workers and their orders. All see as many characters."""
-    each = OuterWork(num_batches=options.batches, batch_size=BATCH_SIZE, rate=options.rate, seed=seed)
-    yield "gradients", options.workers, each
-    if importlib.util.find_spec("torch") is not None:
-        yield "gradients, gloo", options.workers, replace(each, num_peers=options.workers)
-    yield "gradients, one worker", 1, replace(each, batch_size=BATCH_SIZE * options.workers)
+def _arms(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, OuterWork]]:
+    """Yields what each row is of: its name and its workers' orders. All see as many characters."""
+    num_batches, size = options.batches, BATCH_SIZE
+    given: dict[str, Any] = {"num_batches": num_batches, "rate": options.rate, "warmup": min(options.warmup, num_batches), "seed": seed}
+    each = OuterWork(how="gradients", num_workers=options.workers, batch_size=size, **given)
+    yield "gradients", each
+    yield "DistributedDataParallel, gloo", replace(each, how="ddp")
+    yield "one worker, large batch", replace(each, how="alone", num_workers=1, batch_size=size * options.workers)
     outer_rate, outer_momentum = options.outer
     for every in options.every:
-        outer = replace(each, sync_every=every, outer_rate=outer_rate, outer_momentum=outer_momentum)
-        for wire in options.wires:
-            yield f"outer, {every} inner", options.workers, replace(outer, wire=wire)
-        if every % options.fragments == 0 and every // options.fragments >= options.delay:
+        outer = replace(each, how="outer", sync_every=every, outer_rate=outer_rate, outer_momentum=outer_momentum)
+        # What a wire loses does not depend on how often it is lost: the most inner steps have them all.
+        for wire in options.wires if every == max(options.every) else options.wires[:1]:
+            yield f"outer, {every} inner", replace(outer, wire=wire)
+        if options.fragments and every % options.fragments == 0 and every // options.fragments >= options.delay:
             parts = replace(outer, fragments=options.fragments)
-            yield f"outer, {every} inner, {options.fragments} fragments", options.workers, parts
+            yield f"outer, {every} inner, {options.fragments} fragments", parts
             words = f"outer, {every} inner, {options.fragments} fragments, delay {options.delay}, alpha {options.alpha:g}"
-            yield words, options.workers, replace(parts, delay=options.delay, alpha=options.alpha)
+            yield words, replace(parts, delay=options.delay, alpha=options.alpha)
 
 
 def _in_words(row: dict[str, Any]) -> str:
@@ -219,7 +297,6 @@ def _in_words(row: dict[str, Any]) -> str:
         [
             row["steps"],
             row["wire"],
-            row["network"],
             str(row["seed"]),
             f"{row['loss']:.4f}",
             f"{row['seconds']:.1f}",
