@@ -25,7 +25,7 @@ from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.roles.chief import PushOutcome
 from worker_client.cluster.threads import Job, Lane
 from worker_client.core.outcomes import Push
-from worker_client.model.optimizers import momentum
+from worker_client.model.optimizers import custom_optimizer, momentum
 from worker_client.session.session import Session
 
 log = logging.getLogger("lockstep.worker")
@@ -417,16 +417,35 @@ class DiLoCo:
             self.values |= self._take(values)
 
 
-def outer_optimizer(sync_every: int) -> OptimizerSpec:
+# What moves v is whole numbers of one power of two, so that its difference to the step before is exact in 4 bits; the rest is kept. The
+# power of two is about 0.4 times the root mean square, and what is beyond 7 of it comes with later steps.
+_OF_FOUR_BITS = """# Nesterov momentum, moves of 4 bits
+m = m * momentum + g
+u = left + lr * (g + momentum * m)
+s = exp(round(log(max(0.4 * norm(u) / sqrt(sum(0 * v + 1)), 1e-30)) / log(2)) * log(2))
+k = clip(round(u / s), -7, 7)
+left = u - k * s
+v = v - k * s
+"""
+
+
+def outer_optimizer(sync_every: int, *, bits: int | None = None) -> OptimizerSpec:
     """Returns the outer optimizer for so many inner steps: Nesterov momentum of 0.9, at a rate of 0.7 from 50 of them on.
 
     With fewer, the rate is 0.7 * sqrt(sync_every / 50), at least 0.1. Ours, between what was measured with four workers on a small language
     model (benchmarks/figures.md): at 10 inner steps 0.2 is better than 0.7 (a loss of 2.1104 against 2.1460), at 50 0.7 is better than 0.33
-    (2.1238 against 2.1308). Raises InvalidSpec.
+    (2.1238 against 2.1308).
+
+    `bits`: 4, or None. With 4 each variable moves by -7 to 7 times a power of two at a step, and what that leaves is added to the next step;
+    so sessions with the wire "int4" read 4 bits an element, and lose nothing. Variables are then not split over servers. Raises InvalidSpec.
     """
     check_numbers(sync_every=sync_every, fragments=1, delay=0, alpha=0.0)
-    rate = max(0.1, 0.7 * min(1.0, math.sqrt(sync_every / 50)))
-    return momentum(round(rate, 4), 0.9, use_nesterov=True)
+    rate = round(max(0.1, 0.7 * min(1.0, math.sqrt(sync_every / 50))), 4)
+    if bits not in (None, 4):
+        raise InvalidSpec(f"bits: got {bits!r}, want 4, or None for moves of any size")
+    if bits is None:
+        return momentum(rate, 0.9, use_nesterov=True)
+    return custom_optimizer(_OF_FOUR_BITS, rate, slots={"m": 0.0, "left": 0.0}, momentum=0.9)
 
 
 def check_numbers(*, sync_every: int, fragments: int, delay: int, alpha: float) -> None:

@@ -85,6 +85,7 @@ FUNCTIONS: Mapping[str, _Function] = {
     "min": _Function((2, _MANY), np.minimum, is_folded=True),
     "mod": _Function((2, 2), np.mod),  # what is left of a division, with the divisor's sign
     "norm": _Function((1, 1), norm_of, gives_one_number=True),
+    "round": _Function((1, 1), np.rint),  # to the nearest whole number, of two the even one
     "sign": _Function((1, 1), sign_of),
     "sqrt": _Function((1, 1), np.sqrt),
     "sum": _Function((1, 1), sum_of, gives_one_number=True),

@@ -230,12 +230,15 @@ _ALARM_INTERVAL_S = 2.0
 
 
 class Progress:
-    """Counts the pieces of payloads that have moved, for a `SilenceWatch` to see. Any thread may count; none needs to be exact."""
+    """Counts the pieces of payloads that have moved, for a `SilenceWatch` to see. Any thread may count; none needs to be exact.
 
-    __slots__ = ("num_pieces",)
+    `num_read_bytes`: of variables that were read, as they came.
+    """
+
+    __slots__ = ("num_pieces", "num_read_bytes")
 
     def __init__(self) -> None:
-        self.num_pieces = 0
+        self.num_pieces = self.num_read_bytes = 0
 
     def counted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yields the pieces, each of which counts once the next one is asked for."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from ps_protocol.encodings.arena import decoding_writer
 from ps_protocol.encodings.formats import FloatEncoding
+from ps_protocol.encodings.moves import MovingWriter
 from ps_protocol.errors import MalformedMessage, PsError, StepNotReady, Unavailable
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
@@ -108,12 +109,23 @@ class VariablesStreams:
 
         self._streams.use(ask, timeout_s=timeout_s, awaited="nothing")
 
-    def read(self, request: ReadRequest, into: Callable[[], FrameWriter], *, timeout_s: float, awaited: str) -> int:
-        """Fills memory, by a writer that `into` makes, and returns the step. Raises what the answer says, and as `Streams.use`."""
+    def read(
+        self,
+        request: ReadRequest,
+        into: Callable[[], FrameWriter],
+        *,
+        moving: Callable[[], FrameWriter] | None = None,
+        timeout_s: float,
+        awaited: str,
+    ) -> int:
+        """Fills memory, by a writer that `into` makes, and returns the step. Raises what the answer says, and as `Streams.use`.
+
+        `moving`: makes one for how the values moved since the step that the memory has.
+        """
 
         def receive(use: LongLivedStream) -> int | PsError:
-            if _is_under_way(use, dataclasses.replace(request, held_step=None)):
-                found = self._answer(use, request, into())
+            if _is_under_way(use, request):
+                found = self._answer(use, request, into(), moving)
                 if not isinstance(found, StepNotReady):
                     return found
                 # The wait for it timed out, but now it may be there.
@@ -121,7 +133,7 @@ class VariablesStreams:
             data_socket = self._payloads.socket_for(use, writer.nbytes)
             payload = None if data_socket is None else next_payload(data_socket)
             use.stream.request(pack_read_request(request, payload=payload))
-            return self._answer(use, request, writer)
+            return self._answer(use, request, writer, moving)
 
         found = self._streams.use(receive, timeout_s=timeout_s, awaited=awaited)
         if isinstance(found, PsError):
@@ -132,7 +144,9 @@ class VariablesStreams:
                 del found
         return found
 
-    def _answer(self, use: LongLivedStream, request: ReadRequest, writer: FrameWriter) -> int | PsError:
+    def _answer(
+        self, use: LongLivedStream, request: ReadRequest, writer: FrameWriter, moving: Callable[[], FrameWriter] | None
+    ) -> int | PsError:
         header, frame = self._parse(use.stream.receive())
         if header is None:
             raise MalformedMessage("an answer does not begin with a header")
@@ -143,6 +157,9 @@ class VariablesStreams:
             raise _other_step(header.step, request.step)
         if header.step == request.held_step and not header.num_bytes:
             return header.step
+        self._progress.num_read_bytes += header.num_bytes
+        if moving is not None and header.num_bytes != writer.nbytes:
+            writer = moving()
         if header.by_socket:
             if self._receive(use, writer, num_bytes=header.num_bytes):
                 return header.step
@@ -304,12 +321,14 @@ class GrpcShard:
             return found
         self._prepare(into.nbytes)
         request = self._as_it_travels(request)
+        is_moved = request.encoding is FloatEncoding.INT4_BLOCKS
+        moving = partial(MovingWriter, self._layouts[request.layout_hash], into.pieces[0]) if is_moved else None
         if request.slot:
             awaited = f"slot {request.slot!r}"
         else:
             awaited = "the variables" if request.step is None else f"the variables of step {request.step}"
         writer = partial(self._variables_writer, request, into)
-        return self._variables.read(request, writer, timeout_s=_limit(timeout_s), awaited=awaited)
+        return self._variables.read(request, writer, moving=moving, timeout_s=_limit(timeout_s), awaited=awaited)
 
     def expect(self, request: ReadRequest) -> None:
         """Asks for a step on a long-lived stream, which then leaves as soon as it is there; not if it will be read where it lies."""
@@ -427,13 +446,19 @@ class GrpcShard:
         return use.stream.receive()
 
     def _as_it_travels(self, request: ReadRequest) -> ReadRequest:
-        """Returns a request for variables in the encoding of this client, if they can be; slots travel as they are."""
-        if request.slot or request.layout_hash not in self._layouts:
-            return request
-        return dataclasses.replace(request, encoding=self._variables_encoding)
+        """Returns a request for variables in the encoding of this client, if they can be; slots travel as they are.
+
+        What the caller has of another step only counts where it can be moved from there.
+        """
+        encoding = self._variables_encoding if not request.slot and request.layout_hash in self._layouts else FloatEncoding.AS_IS
+        if encoding is FloatEncoding.INT4_BLOCKS and (request.held_step is None or request.step is None):
+            encoding = FloatEncoding.AS_IS
+        is_moved = encoding is FloatEncoding.INT4_BLOCKS
+        held_step = request.held_step if is_moved or request.step is None else None
+        return dataclasses.replace(request, encoding=encoding, held_step=held_step)
 
     def _variables_writer(self, request: ReadRequest, into: Segments) -> FrameWriter:
-        if request.encoding is FloatEncoding.AS_IS:
+        if request.encoding in (FloatEncoding.AS_IS, FloatEncoding.INT4_BLOCKS):
             return into.writer()
         return decoding_writer(self._layouts[request.layout_hash], request.encoding, into)
 

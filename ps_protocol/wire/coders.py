@@ -481,7 +481,7 @@ def read_ReadRequest(message: Any) -> ReadRequest:
         epoch=message.epoch,
         layout_hash=message.layout_hash,
         step=message.step if message.HasField("step") else None,
-        encoding=special.read_encoding_for_variables(message, READ),
+        encoding=special.read_encoding_of_read(message, READ),
         held_step=message.held_step if message.HasField("held_step") else None,
         slot=message.slot,
     )

@@ -121,7 +121,7 @@ _NAMED: tuple[Pair, ...] = (
         value=shard.ReadRequest,
         message=parameter_service_pb2.ReadRequest,
         filled=frozenset({"max_wait", "payload"}),
-        reads={"encoding": special.read_encoding_for_variables},
+        reads={"encoding": special.read_encoding_of_read},
     ),
     Pair(
         value=weights.FetchRequest,

@@ -282,6 +282,13 @@ def read_encoding_for_variables(message: Any, _: Read) -> FloatEncoding:
     return _FOR_VARIABLES[message.encoding]
 
 
+def read_encoding_of_read(message: Any, read: Read) -> FloatEncoding:
+    """Decodes the same for a reader who may have the values before, and can be told how they moved."""
+    if message.encoding == FloatEncoding.INT4_BLOCKS.value:
+        return FloatEncoding.INT4_BLOCKS
+    return read_encoding_for_variables(message, read)
+
+
 def read_era(message: tensor_pb2.Fence, read: Read) -> Era:
     """A fence without an era is nobody's."""
     era: Era = read[Era](message.era)

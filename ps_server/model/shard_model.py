@@ -318,6 +318,10 @@ class ShardModel:
             return found
         raise self._other_step(step)
 
+    def copy_of(self, step: int) -> VersionedBuffer | None:
+        """Returns the copy that holds `step`, if one does."""
+        return self._arena.find(step)
+
     def slot(self, name: str) -> Array:
         """Returns a slot's memory, for all dense variables; raises SlotNotFound."""
         found = self._arena.readable_slot(name)

@@ -638,20 +638,37 @@ class VariablesStream:
         if reading.step == wanted.held_step:
             self._end_with(pb.ReadResponse(header=header).SerializeToString())
             return
-        header.num_bytes = num_bytes = reading.nbytes(wanted.encoding)
+        if wanted.encoding is not FloatEncoding.INT4_BLOCKS:
+            self._send_values(header, reading, wanted.encoding)
+        elif reading.nbytes() <= SMALL_BYTES:
+            self._send_moves(header, reading)
+        else:
+            self._thread.do(partial(self._send_moves, header, reading))
+
+    def _send_moves(self, header: pb.ReadHeader, reading: Reading) -> None:
+        """Sends how the values moved, where that is exact; else the values as they are."""
+        try:
+            self._send_values(header, reading.moves() or reading, FloatEncoding.AS_IS)
+        except PsError as error:
+            self._break_off(error)
+        except Exception:
+            self._break_off(defect(self._name))
+
+    def _send_values(self, header: pb.ReadHeader, reading: Reading, encoding: FloatEncoding) -> None:
+        header.num_bytes = num_bytes = reading.nbytes(encoding)
         if self._payload is not None and num_bytes:
             header.by_socket = True
             self._peer.send(pb.ReadResponse(header=header).SerializeToString())
-            self._thread.do(partial(self._send_by_socket, *self._payload, reading, wanted.encoding))
+            self._thread.do(partial(self._send_by_socket, *self._payload, reading, encoding))
             return
         first = pb.ReadResponse(header=header).SerializeToString()
         if num_bytes <= SMALL_BYTES and self._peer.num_unsent < _MAX_UNSENT:
-            *before, last = content_messages(first, reading, wanted.encoding)
+            *before, last = content_messages(first, reading, encoding)
             for message in before:
                 self._peer.send(message)
             self._end_with(last)
             return
-        self._thread.do(partial(self._send_one_by_one, first, reading, wanted.encoding))
+        self._thread.do(partial(self._send_one_by_one, first, reading, encoding))
 
     def _send_one_by_one(self, first: bytes, reading: Reading, encoding: FloatEncoding) -> None:
         messages = content_messages(first, reading, encoding)

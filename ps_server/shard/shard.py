@@ -14,6 +14,7 @@ from typing import Any
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.encodings.arena import encoded_frames
+from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import (
     Cancelled,
     EpochMismatch,
@@ -396,7 +397,7 @@ class Shard:
     def open_variables(self, request: ReadRequest) -> Reading:
         """Begins to read the variables of a step (None: the latest)."""
         with self._gate.admit(request.epoch):
-            return self._reading_locked(self._model_locked(request.layout_hash), request.step)
+            return self._reading_locked(self._model_locked(request.layout_hash), request)
 
     def await_variables(self, listener: Callable[[], object], request: ReadRequest) -> Reading | None:
         """Begins to read the variables of a step; None if it is not there yet.
@@ -406,7 +407,7 @@ class Shard:
         with self._gate.admit(request.epoch):
             model = self._model_locked(request.layout_hash)
             if request.step is None or request.step <= model.step:
-                return self._reading_locked(model, request.step)
+                return self._reading_locked(model, request)
             self._gate.listen(listener)
             return None
 
@@ -662,11 +663,14 @@ class Shard:
             )
         return model
 
-    def _reading_locked(self, model: ShardModel, step: int | None) -> Reading:
-        buffer = model.buffer(step)
+    def _reading_locked(self, model: ShardModel, request: ReadRequest) -> Reading:
+        buffer = model.buffer(request.step)
         found = buffer.step
         assert found is not None
         # Not of a step gone by, which a late reader reads, and not where values change in place.
+        before = None
+        if request.encoding is FloatEncoding.INT4_BLOCKS and request.held_step == found - 1 and not model.applies_on_arrival:
+            before = model.copy_of(found - 1)
         is_shared = found == model.step and not model.applies_on_arrival and buffer.memory.nbytes > SMALL_BYTES
         return Reading(
             buffer.memory,
@@ -676,6 +680,7 @@ class Shard:
             hold=self._gate.reading,
             name="the copy of the variables",
             encode=partial(self._encoded.frames, version=buffer.version) if is_shared else encoded_frames,
+            before=None if before is None else (before.memory, model.watch(before)),
         )
 
     def _make_model(self, spec: ShardSpec) -> ShardModel:

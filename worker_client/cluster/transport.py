@@ -69,6 +69,10 @@ class Transport(Protocol):
     def moved(self, shard: int) -> None:
         """Notes that a shard is at work on a call that is watched: it is not silent."""
 
+    @property
+    def num_read_bytes(self) -> int:
+        """Bytes of variables that have been read from the shards, as they came."""
+
     def stood_still(self, since_s: float) -> bool:
         """Whether this process did not run for seconds since a moment of `time.monotonic()`, so that no answer could reach it."""
 
@@ -117,6 +121,11 @@ class LocalTransport:
 
     def moved(self, shard: int) -> None:
         """Nobody watches."""
+
+    @property
+    def num_read_bytes(self) -> int:
+        """Nothing travels."""
+        return 0
 
     def stood_still(self, since_s: float) -> bool:
         """No answer is on its way meanwhile."""
@@ -250,6 +259,11 @@ class GrpcTransport:
     def moved(self, shard: int) -> None:
         """Notes that a shard is at work on a call that is watched."""
         self._progress[shard].num_pieces += 1
+
+    @property
+    def num_read_bytes(self) -> int:
+        """Bytes of variables that have been read from the shards, as they came."""
+        return sum([progress.num_read_bytes for progress in [*self._progress.values()]])
 
     def stood_still(self, since_s: float) -> bool:
         """Whether this process did not run for seconds since then."""

@@ -8,6 +8,8 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 
 _VARIABLES = {one.name: one.encoding for one in FORMATS.values() if one.is_for_variables}
+# How they moved, where the optimizer moves them so that 4 bits say it exactly.
+_VARIABLES["int4"] = FloatEncoding.INT4_BLOCKS
 # The formats that need no number beside their name.
 _GRADIENTS = {one.name: one.encoding for one in FORMATS.values() if not isinstance(one.coding, Packed)}
 _TOP_K = "top_k:"
@@ -40,7 +42,8 @@ class WireFormat:
     """The encoding of float32 elements of gradients and variables; other types, rows of tables and updates of buffers are not encoded.
 
     `gradients`: the name of a format, such as "float32" (not encoded), "bfloat16", "int8" or "int4", or `top_k(fraction)`. `variables`: a
-    format that is not for gradients only. `error_feedback`: how much of what encoding lost of earlier gradients is added to the next one:
+    format that is not for gradients only; or "int4": the difference to the step before in 4 bits an element where those say it exactly, as
+    after `outer_optimizer(..., bits=4)`, else the variables as they are. `error_feedback`: how much of what encoding lost of earlier gradients is added to the next one:
     all (True or 1), nothing (False or 0) or a share, so that what is old fades (SparseLoCo, arXiv 2508.15706); None: the format's default,
     all for those of gradients only, else nothing. It takes two arrays of the model's size at the worker.
     Raises InvalidSpec.

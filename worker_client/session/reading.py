@@ -325,13 +325,18 @@ class VariableMemory:
         """Whether some of the held variables lie in memory of servers, which will write there again."""
         return self._memory is not self._own
 
+    @property
+    def held(self) -> Sequence[int | None]:
+        """The step of each shard's part of the session's own memory; None: anything may be there."""
+        return self._own_steps
+
     def fetch(self, step: int, *, may_view: bool) -> None:
         """Holds the variables of `step`; with `may_view` where shards have them. Raises StepGone, StepNotReady; then nothing is held."""
         self.step = None
         arenas = self._shards.memories.variables(self._own.layouts, step=step) if may_view else ()
         memory = self._on(arenas) if arenas else self._own
-        self._own_steps = [None] * len(self._own_steps)
-        self._shards.read(memory, step=step)
+        held, self._own_steps = self._own_steps, [None] * len(self._own_steps)
+        self._shards.read(memory, step=step, held=held)
         if arenas and memory.copies:
             # A slow reader may have copied values that were being overwritten: then this raises StepGone.
             self._shards.memories.variables(self._own.layouts, step=step)
@@ -342,11 +347,11 @@ class VariableMemory:
     def fetch_named(self, step: int, names: Collection[str]) -> None:
         """Holds copies of these variables of `step`, and of what else their shards have. Raises StepGone, StepNotReady."""
         wanted = holders(self._own.layouts, names)
-        missing = [index for index in wanted if self._own_steps[index] != step]
+        missing, held = [index for index in wanted if self._own_steps[index] != step], [*self._own_steps]
         self._memory, self.step = self._own, None
         for index in missing:
             self._own_steps[index] = None
-        self._shards.read(self._own, step=step, among=missing)
+        self._shards.read(self._own, step=step, among=missing, held=held)
         for index in missing:
             self._own_steps[index] = step
         if len(wanted) == len(self._own_steps):

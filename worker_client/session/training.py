@@ -183,7 +183,8 @@ class Training:
 
     def expect(self, step: int, names: Collection[str] | None = None) -> None:
         """Has shards send the variables of this step as soon as they have them; with names, the shards that hold some of these."""
-        self._shards.expect(self._layouts, step=step, among=None if names is None else holders(self._layouts, names))
+        among = None if names is None else holders(self._layouts, names)
+        self._shards.expect(self.memories.variables, step=step, among=among, held=self._variables.held)
 
     # -- memory of shards that the user writes into
 

@@ -202,12 +202,14 @@ class Shards:
         shared = {index: memory for index, memory in found.items() if memory is not None}
         self.memories = SharedMemories(shared, self._shards, epoch=self.epoch)
 
-    def expect(self, layouts: Sequence[Layout], *, step: int, among: Collection[int] | None) -> None:
-        """Tells those of these shards (None: all) that variables travel from that this step will be read."""
+    def expect(self, memory: ModelMemory, *, step: int, among: Collection[int] | None, held: Sequence[int | None]) -> None:
+        """Tells those of these shards (None: all) that variables travel from that this step will be read into the memory."""
+        layouts = memory.layouts
         for index, layout in enumerate(layouts):
             if (among is None or index in among) and layout.nbytes and self.memories.travels(index):
                 self._share_again(layouts)
-                self._shards[index].expect(ReadRequest(epoch=self.epoch, step=step, layout_hash=layout.hash))
+                held_step = _held(memory, index, held)
+                self._shards[index].expect(ReadRequest(epoch=self.epoch, step=step, layout_hash=layout.hash, held_step=held_step))
 
     def create(self, values: ModelMemory, *, tables: Mapping[str, Array], model: ModelSpec, reply: ModelReply) -> None:
         """Creates the variables with their initial values, also on shards that hold none of them: all must step along.
@@ -260,19 +262,21 @@ class Shards:
         finally:
             is_over.set()
 
-    def read(self, into: ModelMemory, *, step: int, among: Collection[int] | None = None) -> None:
+    def read(
+        self, into: ModelMemory, *, step: int, among: Collection[int] | None = None, held: Sequence[int | None] = ()
+    ) -> None:
         """Fills the memory with the variables of one step, but for what lies where shards have it. Raises StepGone, StepNotReady.
 
-        The content of the memory is then undefined. `among`: of these shards only.
+        The content of the memory is then undefined. `among`: of these shards only. `held`: the step of each shard's part of the memory.
         """
-        held = into.arenas
+        arenas = into.arenas
         missing = [
             index
             for index, segments in enumerate(into.segments)
-            if segments.nbytes and held[index] is None and (among is None or index in among)
+            if segments.nbytes and arenas[index] is None and (among is None or index in among)
         ]
         if missing:
-            self._read(into, step, missing)
+            self._read(into, step, missing, held=held)
         into.unpack()
 
     def read_latest(self, into: ModelMemory, *, is_aligned: bool, held: Sequence[int | None] = ()) -> dict[int, int]:
@@ -471,11 +475,14 @@ class Shards:
                         log.info("ps %d: memory is shared again", index)
 
     def _read(self, into: ModelMemory, step: int | None, indices: Collection[int], *, held: Sequence[int | None] = ()) -> dict[int, int]:
+        asked: set[int] = set()
         if not indices:
             return {}
 
         def read_once(index: int, shard: Shard, timeout_s: float) -> int:
-            held_step = held[index] if held else None
+            # An answer that broke off has left anything in the memory.
+            held_step = None if step is not None and index in asked else _held(into, index, held)
+            asked.add(index)
             request = ReadRequest(epoch=self.epoch, step=step, layout_hash=into.layouts[index].hash, held_step=held_step)
             return shard.read(request, into.segments[index], timeout_s=timeout_s)
 
@@ -491,10 +498,15 @@ class Shards:
         if not far:
             return found
         what, num_bytes = "read the newest variables" if step is None else f"read step {step}", [one.nbytes for one in into.segments]
-        for index in far:
-            if self.memories.travels(index):
-                self._traffic.received_bytes += num_bytes[index]
-        return found | self._call(what, read, far, num_bytes=num_bytes)
+        before = self._transport.num_read_bytes
+        found |= self._call(what, read, far, num_bytes=num_bytes)
+        self._traffic.received_bytes += self._transport.num_read_bytes - before
+        return found
+
+
+def _held(memory: ModelMemory, index: int, held: Sequence[int | None]) -> int | None:
+    """Returns the step of a shard's part of the memory; None: it has none, or cannot be moved to another one in place."""
+    return held[index] if held and len(memory.segments[index].pieces) == 1 else None
 
 
 def _until_it_stands(read: Callable[[int, Shard, float], int]) -> Callable[[int, Shard, float], int]:

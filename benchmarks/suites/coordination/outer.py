@@ -36,6 +36,7 @@ WIRES = {
     "float32": WireFormat(),
     "int8, bfloat16": WireFormat(gradients="int8", variables="bfloat16"),
     "int4, bfloat16": WireFormat(gradients="int4", variables="bfloat16"),
+    "int4, int4": WireFormat(gradients="int4", variables="int4"),
 }
 
 
@@ -65,8 +66,9 @@ class OuterWork:
     @property
     def outer(self) -> OptimizerSpec:
         """The outer optimizer."""
-        given = lockstep.momentum(self.outer_rate, self.outer_momentum, use_nesterov=True)
-        return given if self.outer_rate else lockstep.outer_optimizer(self.sync_every)
+        if self.outer_rate:
+            return lockstep.momentum(self.outer_rate, self.outer_momentum, use_nesterov=True)
+        return lockstep.outer_optimizer(self.sync_every, bits=4 if WIRES[self.wire].variables == "int4" else None)
 
     @property
     def has_cluster(self) -> bool:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec, Unavailable, VariableNotFound
+from tests.support.cluster.here import ServedCluster
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import DiLoCo, PushOutcome, Session, outer
@@ -392,3 +393,39 @@ def test_misuse_is_said(options: dict[str, Any], words: str) -> None:
 def joined(session: Session, optimizer: Any = OUTER) -> Session:
     session.create_or_join(FIRST, optimizer=optimizer)
     return session
+
+
+@pytest.mark.parametrize("transport", ["grpc", "sockets"])
+def test_moves_of_four_bits_are_read_exactly_and_in_an_eighth_of_the_bytes(transport: str, tmp_path: Path) -> None:
+    rng, found, num_bytes = np.random.default_rng(0), {}, {}
+    first = {"w": rng.standard_normal((300, 70)).astype(np.float32), "b": np.zeros(40, np.float32)}
+    for variables in ("float32", "int4"):
+        with ExitStack() as stack:
+            cluster = ServedCluster(Shape(num_ps=2), stack, directory=tmp_path)
+            wire = worker_client.WireFormat(variables=variables)
+            session = stack.enter_context(worker_client.connect(cluster.chief_address, transport=transport, wire=wire))
+            session.create_or_join(first, optimizer=outer.outer_optimizer(10, bits=4))
+            read = []
+            with DiLoCo(session, sync_every=10) as loop:
+                before, values = session.membership.traffic.received_bytes, loop.values
+                for number in range(1, 61):
+                    inner_step(values, 0, number)
+                    values |= loop.step(values)
+                    read.append({name: value.copy() for name, value in values.items()})
+            found[variables], num_bytes[variables] = read, session.membership.traffic.received_bytes - before
+    assert all(one[name].tobytes() == other[name].tobytes() for one, other in zip(*found.values(), strict=True) for name in first)
+    assert 7.9 < num_bytes["float32"] / num_bytes["int4"] < 8.1
+
+
+def test_moves_of_four_bits_come_to_what_nesterov_momentum_comes_to(start: Start) -> None:
+    ends = []
+    for bits in (None, 4):
+        with start(Shape()).session() as session:
+            session.create_or_join(FIRST, optimizer=outer.outer_optimizer(50, bits=bits))
+            for _ in range(150):
+                session.step({name: 0.1 * (value - 3) for name, value in session.read().items()})
+            ends.append(session.read())
+    for exact, rounded in zip(*(end.values() for end in ends), strict=True):
+        np.testing.assert_allclose(rounded, exact, atol=0.02)
+    with pytest.raises(InvalidSpec, match="bits: got 3"):
+        outer.outer_optimizer(50, bits=3)
