@@ -436,8 +436,9 @@ def outer_optimizer(sync_every: int, *, bits: int | None = None) -> OptimizerSpe
     model (benchmarks/figures.md): at 10 inner steps 0.2 is better than 0.7 (a loss of 2.1104 against 2.1460), at 50 0.7 is better than 0.33
     (2.1238 against 2.1308).
 
-    `bits`: 4, or None. With 4 each variable moves by -7 to 7 times a power of two at a step, and what that leaves is added to the next step;
-    so sessions with the wire "int4" read 4 bits an element, and lose nothing. Variables are then not split over servers. Raises InvalidSpec.
+    `bits`: 4, or None. With 4 each variable moves by -7 to 7 times a power of two at a step, and the next step has what that leaves.
+    Sessions with `WireFormat(gradients="int4", variables="int4")` then read 4 bits an element, and lose nothing. Variables are not split
+    over servers. Raises InvalidSpec.
     """
     check_numbers(sync_every=sync_every, fragments=1, delay=0, alpha=0.0)
     rate = round(max(0.1, 0.7 * min(1.0, math.sqrt(sync_every / 50))), 4)

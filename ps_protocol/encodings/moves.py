@@ -1,8 +1,8 @@
 """How a step moved the variables, in 4 bits an element, where that is exact. Knows arenas; no step and no wire.
 
-An optimizer that moves each element of a variable by a whole number from -7 to 7 of some power of two, as `outer_optimizer(…, bits=4)` does,
-needs no more for a reader that has the values before: of each slice the power of two, float32, and the numbers, two in a byte, the first in
-its lower half. What takes no gradients, or is of another type than float32, comes as it is.
+An optimizer that moves each element of a variable by -7 to 7 times some power of two, as `outer_optimizer(…, bits=4)` does, needs no more
+for a reader that has the values before: of each slice the power of two, float32, and the numbers, two in a byte, the first in its lower
+half. What takes no gradients, or is of another type than float32, comes as it is.
 """
 
 from collections.abc import Callable, Iterator
@@ -83,21 +83,12 @@ class MovingWriter:
         self._layout, self._arena = layout, arena
         self._encoded = np.empty(moves_nbytes(layout), np.uint8)
         self._writer = Segments([self._encoded]).writer()
+        self.num_written = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes in all."""
         return self._writer.nbytes
-
-    @property
-    def num_written(self) -> int:
-        """Bytes that have come."""
-        return self._writer.num_written
-
-    @property
-    def is_full(self) -> bool:
-        """Whether every byte has been written."""
-        return self._writer.is_full
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Takes the next bytes; see SegmentWriter."""
@@ -114,6 +105,7 @@ class MovingWriter:
         self._writer.finish()
 
     def _move(self) -> None:
+        self.num_written = self._writer.num_written
         if not self._writer.is_full:
             return
         for index, is_moved, start, stop in _places(self._layout):

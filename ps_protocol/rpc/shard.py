@@ -321,8 +321,9 @@ class GrpcShard:
             return found
         self._prepare(into.nbytes)
         request = self._as_it_travels(request)
-        is_moved = request.encoding is FloatEncoding.INT4_BLOCKS
-        moving = partial(MovingWriter, self._layouts[request.layout_hash], into.pieces[0]) if is_moved else None
+        moving: Callable[[], FrameWriter] | None = None
+        if request.encoding is FloatEncoding.INT4_BLOCKS:
+            moving = partial(MovingWriter, self._layouts[request.layout_hash], into.pieces[0])
         if request.slot:
             awaited = f"slot {request.slot!r}"
         else:
@@ -448,13 +449,13 @@ class GrpcShard:
     def _as_it_travels(self, request: ReadRequest) -> ReadRequest:
         """Returns a request for variables in the encoding of this client, if they can be; slots travel as they are.
 
-        What the caller has of another step only counts where it can be moved from there.
+        What the caller has of another step than the wanted one only counts where it can be moved from there.
         """
         encoding = self._variables_encoding if not request.slot and request.layout_hash in self._layouts else FloatEncoding.AS_IS
         if encoding is FloatEncoding.INT4_BLOCKS and (request.held_step is None or request.step is None):
             encoding = FloatEncoding.AS_IS
         is_moved = encoding is FloatEncoding.INT4_BLOCKS
-        held_step = request.held_step if is_moved or request.step is None else None
+        held_step = request.held_step if is_moved or request.step in (None, request.held_step) else None
         return dataclasses.replace(request, encoding=encoding, held_step=held_step)
 
     def _variables_writer(self, request: ReadRequest, into: Segments) -> FrameWriter:

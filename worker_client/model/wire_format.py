@@ -7,9 +7,9 @@ from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Packed
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 
-_VARIABLES = {one.name: one.encoding for one in FORMATS.values() if one.is_for_variables}
-# How they moved, where the optimizer moves them so that 4 bits say it exactly.
-_VARIABLES["int4"] = FloatEncoding.INT4_BLOCKS
+_BOTH_WAYS = {one.name: one.encoding for one in FORMATS.values() if one.is_for_variables}
+# Of variables, it is how they moved, where the optimizer moves them so that 4 bits say that exactly.
+_VARIABLES = {**_BOTH_WAYS, "int4": FloatEncoding.INT4_BLOCKS}
 # The formats that need no number beside their name.
 _GRADIENTS = {one.name: one.encoding for one in FORMATS.values() if not isinstance(one.coding, Packed)}
 _TOP_K = "top_k:"
@@ -42,10 +42,10 @@ class WireFormat:
     """The encoding of float32 elements of gradients and variables; other types, rows of tables and updates of buffers are not encoded.
 
     `gradients`: the name of a format, such as "float32" (not encoded), "bfloat16", "int8" or "int4", or `top_k(fraction)`. `variables`: a
-    format that is not for gradients only; or "int4": the difference to the step before in 4 bits an element where those say it exactly, as
-    after `outer_optimizer(..., bits=4)`, else the variables as they are. `error_feedback`: how much of what encoding lost of earlier gradients is added to the next one:
-    all (True or 1), nothing (False or 0) or a share, so that what is old fades (SparseLoCo, arXiv 2508.15706); None: the format's default,
-    all for those of gradients only, else nothing. It takes two arrays of the model's size at the worker.
+    format that is not for gradients only; or "int4": the difference to the step before, where 4 bits an element say that exactly, as after
+    `outer_optimizer(…, bits=4)`, else the variables as they are. `error_feedback`: how much of what encoding lost of earlier gradients is
+    added to the next one: all (True or 1), nothing (False or 0) or a share, so that what is old fades (SparseLoCo, arXiv 2508.15706); None:
+    the format's default, all for those of gradients only, else nothing. It takes two arrays of the model's size at the worker.
     Raises InvalidSpec.
     """
 
@@ -59,7 +59,7 @@ class WireFormat:
             raise InvalidSpec(f"wire: gradients {self.gradients!r}, want one of {names} or top_k(fraction)")
         if not isinstance(self.variables, str) or self.variables not in _VARIABLES:
             names = ", ".join(repr(name) for name in _VARIABLES)
-            raise InvalidSpec(f"wire: variables {self.variables!r}, want one of {names}; the others are for gradients only")
+            raise InvalidSpec(f"wire: variables {self.variables!r}, want one of {names}; the others are for gradients")
         feedback = self.error_feedback
         if feedback is not None and not (isinstance(feedback, (bool, int, float)) and 0 <= feedback <= 1):
             raise InvalidSpec(f"wire: error_feedback {feedback!r}, want True, False, a share from 0 to 1, or None")
@@ -90,8 +90,8 @@ class WireFormat:
 def wire_format(wire: "str | WireFormat | None") -> WireFormat:
     """Returns a user's choice as a `WireFormat`; raises InvalidSpec.
 
-    None: no encoding. A str, also from LOCKSTEP_WIRE: the name of a format, for example "top_k:0.01". It applies to both directions; a
-    format for gradients only applies to gradients, and variables are not encoded. "+feedback", "+feedback:0.95" or "+no_feedback" may
+    None: no encoding. A str, also from LOCKSTEP_WIRE: the name of a format, for example "top_k:0.01". Halves are for both directions; other
+    formats are for gradients, and variables are not encoded. "+feedback", "+feedback:0.95" or "+no_feedback" may
     follow.
     """
     if isinstance(wire, WireFormat):
@@ -103,7 +103,7 @@ def wire_format(wire: "str | WireFormat | None") -> WireFormat:
     name, _, feedback = wire.partition("+")
     if feedback.partition(":")[0] in ("", _FEEDBACK) or feedback == f"no_{_FEEDBACK}":
         chosen = _share(feedback)
-        if name in _VARIABLES:
+        if name in _BOTH_WAYS:
             return WireFormat(gradients=name, variables=name, error_feedback=chosen)
         if name in _GRADIENTS:
             return WireFormat(gradients=name, error_feedback=chosen)

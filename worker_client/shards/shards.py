@@ -262,9 +262,7 @@ class Shards:
         finally:
             is_over.set()
 
-    def read(
-        self, into: ModelMemory, *, step: int, among: Collection[int] | None = None, held: Sequence[int | None] = ()
-    ) -> None:
+    def read(self, into: ModelMemory, *, step: int, among: Collection[int] | None = None, held: Sequence[int | None] = ()) -> None:
         """Fills the memory with the variables of one step, but for what lies where shards have it. Raises StepGone, StepNotReady.
 
         The content of the memory is then undefined. `among`: of these shards only. `held`: the step of each shard's part of the memory.

@@ -105,7 +105,7 @@ def work(orders: dict[str, Any], station: Station) -> None:
             _train(OuterWork(**given["order"]), given["cluster"], orders["index"], here)
 
 
-def _train(order: OuterWork, cluster: dict[str, str], index: int, station: Station) -> None:
+def _train(order: OuterWork, cluster: dict[str, Any], index: int, station: Station) -> None:
     import torch
     from torch import nn
 
@@ -116,7 +116,13 @@ def _train(order: OuterWork, cluster: dict[str, str], index: int, station: Stati
         text = Language(seed=1000 * order.seed + index, batch_size=order.batch_size)
         torch.manual_seed(order.seed)
         vocabulary, width, context, _ = text.sizes
-        layers = (nn.Embedding(vocabulary, width), nn.Flatten(), nn.Linear(context * width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, vocabulary))
+        layers = (
+            nn.Embedding(vocabulary, width),
+            nn.Flatten(),
+            nn.Linear(context * width, HIDDEN),
+            nn.Tanh(),
+            nn.Linear(HIDDEN, vocabulary),
+        )
         training = _Training(order, session, index, station, text, nn.Sequential(*layers))
         report = getattr(training, order.how)()
     station.say("done", report=asdict(report))

@@ -1,6 +1,7 @@
-"""`python -m tests.processes.training.outer_worker DIRECTORY`: a worker of outer steps in fragments, until its training ends.
+"""`python -m tests.processes.training.outer_worker DIRECTORY [int4]`: a worker of outer steps in fragments, until its training ends.
 
-Its values at the end are in a file of DIRECTORY, where it keeps what another process in its place goes on from.
+With int4 so few bits travel, both ways. Its values at the end are in a file of DIRECTORY, where it keeps what another process in its place
+goes on from.
 """
 
 import sys
@@ -15,9 +16,11 @@ FIRST = {"a": np.linspace(-1, 1, 300, dtype=np.float32), "b": np.full((7, 5), 2.
 
 def main() -> None:
     """Trains by gradients with momentum, which is the inner optimizer's state."""
-    directory = Path(sys.argv[1])
-    with lockstep.connect() as session:
-        session.create_or_join(FIRST, optimizer=lockstep.momentum(0.5, 0.8, use_nesterov=True))
+    directory, outer, wire = Path(sys.argv[1]), lockstep.momentum(0.5, 0.8, use_nesterov=True), None
+    if sys.argv[2:] == ["int4"]:
+        outer, wire = lockstep.outer_optimizer(6, bits=4), lockstep.WireFormat(gradients="int4", variables="int4", error_feedback=False)
+    with lockstep.connect(wire=wire) as session:
+        session.create_or_join(FIRST, optimizer=outer)
         options = {"sync_every": 6, "fragments": 2, "delay": 2, "alpha": 0.5}
         with lockstep.DiLoCo(session, inner_state_dir=directory / "state", **options) as loop:  # type: ignore[arg-type]
             values, moments = loop.values, {name: loop.inner_state.get(name, np.zeros_like(value)) for name, value in FIRST.items()}

@@ -65,7 +65,6 @@ def test_unknown_names_of_wire_formats_are_refused(wire: Any) -> None:
         {"gradients": "fp16"},
         {"gradients": None},
         {"variables": "int8"},
-        {"variables": "int4"},
         {"variables": top_k(0.5)},
         {"error_feedback": 1.5},
         {"error_feedback": "all"},
