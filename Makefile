@@ -23,7 +23,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test-fast test test-benchmarks test-compose test-wheel test-lowest test-frameworks test-engines coverage simulate bench bench-peers bench-torch mutate weight fuzz chaos check fix proto clean \
+.PHONY: help install demo test-fast test test-benchmarks test-compose test-wheel test-lowest test-frameworks test-engines coverage simulate bench bench-peers bench-torch bench-outer mutate weight fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking check-changes docs docs-serve pictures fix-lint fix-format fix-protos fix-stubs fix-docs
 
 help:  ## list the targets
@@ -114,6 +114,9 @@ bench-peers: $(BENCH)  ## measure steps beside TensorFlow, torch (gloo) and MXNe
 
 bench-torch: $(FRAMEWORKS)  ## measure PyTorch models over lockstep.torch beside DistributedDataParallel (gloo), in .venv-frameworks; ARGS="--models mlp-64MiB"
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks run torch $(ARGS)
+
+bench-outer: $(FRAMEWORKS)  ## measure outer steps of a PyTorch model beside DistributedDataParallel (gloo), in .venv-frameworks; ARGS="--seeds 0"
+	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks run outer $(ARGS)
 
 check-changes: $(DEV) $(PROTO)  ## make each made-up change of docs/contributing/design.md in a copy of the tree, and try it; a minute
 	@$(BIN)/python -m tests.repo.changes
