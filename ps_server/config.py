@@ -23,6 +23,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServerConfig:
     """One parameter server. `announce` is a file for its address once it serves; `max_memory_bytes` None: all memory of the machine.
+    `table_dir`: where rows of tables with keys lie in files; None: in memory.
 
     `apply_threads`: how many share the work of applying a step; None: as many as it may use processors. `checkpoint_dir`: a path or a URL;
     empty: no checkpoints. `history`: a directory for the record of every contribution; None: none is kept. `data_port`: where data
@@ -34,6 +35,7 @@ class ParameterServerConfig:
     cluster: str = options.CLUSTER.default
     announce: Path | None = None
     max_memory_bytes: int | None = None
+    table_dir: Path | None = None
     apply_threads: int | None = None
     data_port: int = 0
     checkpoint_dir: str = ""
@@ -49,6 +51,8 @@ class ParameterServerConfig:
         check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network, is_closed=self.security.is_closed)
         if not self.cluster:
             raise InvalidSpec("--cluster: the name is empty; give one, or leave the flag out")
+        if self.table_dir is not None and not (self.table_dir.is_dir() and os.access(self.table_dir, os.W_OK)):
+            raise InvalidSpec(f"--table-dir: {self.table_dir} is no directory that this process may write to; make it, on a local disk")
         try:
             check_name(self.cluster)
         except InvalidSpec as error:
@@ -80,6 +84,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         cluster=given[options.CLUSTER],
         announce=given[options.ANNOUNCE],
         max_memory_bytes=given[options.MAX_MEMORY_BYTES],
+        table_dir=given[options.TABLE_DIR],
         apply_threads=given[options.APPLY_THREADS],
         data_port=given[options.DATA_PORT],
         checkpoint_dir=given[options.CHECKPOINT_DIR],

@@ -103,6 +103,7 @@ class ParameterServer:
             index=config.index,
             process_incarnation=process_incarnation,
             memory_limit_bytes=limit_bytes,
+            table_dir=config.table_dir,
             on_shutdown=self._ending.put,
             apply_threads=self._apply_threads,
             segments=SegmentMaker(cluster=config.cluster, index=config.index, process_incarnation=process_incarnation),

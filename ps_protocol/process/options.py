@@ -550,6 +550,16 @@ MAX_MEMORY_BYTES: Option[int | None] = Option(
     otherwise="all memory of the machine",
     is_of_machine=True,
 )
+TABLE_DIR: Option[Path | None] = Option(
+    name="table-dir",
+    parse=_path,
+    default=None,
+    words="keep the rows of tables with keys in files there, on a local disk; memory has those in use",
+    programs=(SERVER,),
+    metavar="DIR",
+    otherwise="rows are in memory",
+    is_of_machine=True,
+)
 APPLY_THREADS: Option[int | None] = Option(
     name="apply-threads",
     parse=_whole(least=1, most=256),

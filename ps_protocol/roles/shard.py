@@ -371,7 +371,8 @@ class ReadRequest:
 class RowsRequest:
     """Which table (its position in `layout.tables`), of which step (None: the latest), and which slot of it (empty: its values).
 
-    Slots are only kept for the latest step.
+    Slots are only kept for the latest step. `is_prefetch`: no rows are copied; what a step with gradients for them needs is read from the
+    disk, if it lies there.
     """
 
     epoch: int
@@ -379,6 +380,7 @@ class RowsRequest:
     table: int
     step: int | None
     slot: str = ""
+    is_prefetch: bool = False
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

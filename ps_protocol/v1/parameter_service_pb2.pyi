@@ -600,20 +600,22 @@ class ReadRowsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[RowsHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class RowsHeader(_message.Message):
-    __slots__ = ("epoch", "layout_hash", "table", "step", "slot", "num_rows")
+    __slots__ = ("epoch", "layout_hash", "table", "step", "slot", "num_rows", "is_prefetch")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    IS_PREFETCH_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     layout_hash: str
     table: int
     step: int
     slot: str
     num_rows: int
-    def __init__(self, epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., table: _Optional[int] = ..., step: _Optional[int] = ..., slot: _Optional[str] = ..., num_rows: _Optional[int] = ...) -> None: ...
+    is_prefetch: bool
+    def __init__(self, epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., table: _Optional[int] = ..., step: _Optional[int] = ..., slot: _Optional[str] = ..., num_rows: _Optional[int] = ..., is_prefetch: bool = ...) -> None: ...
 
 class ReadRowsResponse(_message.Message):
     __slots__ = ("step", "frame")

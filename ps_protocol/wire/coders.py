@@ -550,6 +550,7 @@ def write_RowsRequest(value: RowsRequest, message: Any) -> None:
     if (one := value.step) is not None:
         message.step = one
     message.slot = value.slot
+    message.is_prefetch = value.is_prefetch
 
 
 def read_RowsRequest(message: Any) -> RowsRequest:
@@ -559,6 +560,7 @@ def read_RowsRequest(message: Any) -> RowsRequest:
         table=message.table,
         step=message.step if message.HasField("step") else None,
         slot=message.slot,
+        is_prefetch=message.is_prefetch,
     )
 
 

@@ -1,7 +1,7 @@
 """Memory for contributions under way: what a header asks for, checked and lent, and put in order once whole. Knows no push id or step."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from itertools import pairwise
 
@@ -135,6 +135,7 @@ class StagedGradients:
     absent: tuple[int, ...] = ()
     rows: dict[int, RowGradient] = field(default_factory=dict)
     reserved_bytes: int = 0
+    awaited: Sequence[SparsePart] = ()
     encoding: FloatEncoding = FloatEncoding.AS_IS
     packed: tuple[Packed, Array] | None = None
     is_foreign: bool = False
@@ -146,13 +147,22 @@ class StagingMemory:
     """Lends memory for contributions of one layout. The arenas come from `pool`; rows are counted in `budget` as long as they are lent.
 
     Halves stay halves. Others are decoded as they arrive or, if their length varies, when all is there. `padding`: the layout's, if it is
-    there already. `new_rows`: for each table, the bytes of each row that a gradient may make.
+    there already. `new_rows`: for each table, the bytes of each row that a gradient may make; `await_rows` makes room on a disk for so many
+    of a table, and takes it back.
     """
 
     def __init__(
-        self, layout: Layout, pool: BufferPool, *, budget: MemoryBudget, padding: Padding | None = None, new_rows: Sequence[int] = ()
+        self,
+        layout: Layout,
+        pool: BufferPool,
+        *,
+        budget: MemoryBudget,
+        padding: Padding | None = None,
+        new_rows: Sequence[int] = (),
+        await_rows: Callable[[int, int], None] = lambda table, num_rows: None,
     ) -> None:
         self._new_rows = new_rows or (0,) * len(layout.tables)
+        self._await_rows = await_rows
         self._layout = layout
         self._pool = pool
         self._budget = budget
@@ -193,11 +203,11 @@ class StagingMemory:
             else:
                 staged = self._lend_arena(encoding, encoded_bytes, pieces, purpose)
         except BaseException:
-            self._budget.release(reserved)
+            self._release_rows(sparse, reserved)
             raise
         written = {position for update in formulas for position in update.writes}
         staged.absent, staged.formulas = tuple(sorted(written.union(absent))) if written else absent, formulas
-        staged.rows, staged.reserved_bytes = rows, reserved
+        staged.rows, staged.reserved_bytes, staged.awaited = rows, reserved, sparse
         return staged
 
     def nothing(self) -> StagedGradients:
@@ -228,8 +238,8 @@ class StagingMemory:
         elif staged.dense is not _NO_BYTES and not staged.is_foreign:
             self._pool.take_back(staged.dense)
         if staged.rows or staged.reserved_bytes:
-            self._budget.release(staged.reserved_bytes)
-            staged.rows, staged.reserved_bytes = {}, 0
+            self._release_rows(staged.awaited, staged.reserved_bytes)
+            staged.rows, staged.reserved_bytes, staged.awaited = {}, 0, ()
 
     def end_step(self) -> None:
         """Lets go of arenas that no step has needed lately."""
@@ -330,18 +340,28 @@ class StagingMemory:
         # No step may fail for want of memory for the rows that it makes, so that is there before they are pushed.
         reserved += sum(part.num_rows * self._new_rows[part.table] for part in sparse)
         self._budget.reserve(reserved, purpose=f"{purpose} (rows of tables)")
+        num_awaited = 0
         try:
             for part in sparse:
+                self._await_rows(part.table, part.num_rows)
+                num_awaited += 1
                 piece = self._layout.tables[part.table]
                 indices, values = _uninitialised(part.num_rows * INDEX_DTYPE.itemsize), _uninitialised(part.num_rows * piece.row_bytes)
                 shape = part.num_rows, math.prod(piece.variable.shape[1:])
                 values_view = values.view(piece.variable.data_type.dtype).reshape(shape)
                 rows[part.table] = RowGradient(indices=indices.view(INDEX_DTYPE), rows=values_view)
                 pieces += (indices, values)
-        except MemoryError:
-            self._budget.release(reserved)
+        except BaseException as error:
+            self._release_rows(sparse[:num_awaited], reserved)
+            if not isinstance(error, MemoryError):
+                raise
             raise LimitExceeded(f"{purpose}: this machine does not give the memory for its rows; push fewer rows at once") from None
         return pieces, rows, reserved
+
+    def _release_rows(self, awaited: Sequence[SparsePart], reserved_bytes: int) -> None:
+        self._budget.release(reserved_bytes)
+        for part in awaited:
+            self._await_rows(part.table, -part.num_rows)
 
 
 def _part_bytes(part: SparsePart, piece: VariableSlice) -> int:

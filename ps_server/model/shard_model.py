@@ -126,8 +126,14 @@ class ShardModel:
         except PsError:
             self._tables.release()
             raise
-        pool, new_rows = BufferPool(spec.layout.nbytes, budget=budget), self._tables.bytes_per_new_row
-        staging = StagingMemory(spec.layout, pool, budget=budget, padding=self._arena.padding, new_rows=new_rows)
+        staging = StagingMemory(
+            spec.layout,
+            BufferPool(spec.layout.nbytes, budget=budget),
+            budget=budget,
+            padding=self._arena.padding,
+            new_rows=self._tables.bytes_per_new_row,
+            await_rows=self._tables.await_rows,
+        )
         shared = SharedBuffers(release=lambda buffer: budget.release(buffer.memory.nbytes))
         self.inbox = Inbox(staging, max_staged_per_worker=spec.max_staged_per_worker, shared=shared)
         self._fused = FusedApply(

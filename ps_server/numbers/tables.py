@@ -12,6 +12,7 @@ optimizer that moves every row in every step has a second copy of the values ins
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, SparseMean
 from ps_server.numbers.first_rows import fill_table, rows_of_keys
 from ps_server.numbers.keyed_rows import KeyedRows, NumberedRows
-from ps_server.numbers.memory import MemoryBudget, growing_bytes
+from ps_server.numbers.memory import FileBytes, MemoryBudget, growing_bytes
 from ps_server.numbers.occurrences import BUCKET_BYTES
 from ps_server.numbers.row_gradients import RowGradient, mean_of_rows, scaled, trimmed_mean_of_rows
 from ps_server.optimizers.rule import UpdateRule
@@ -91,6 +92,9 @@ class Table:
         self._width = math.prod(piece.variable.shape[1:])
         self.filled_bytes = 0  # of the first values that it makes itself; any thread may look
         self.is_followed = False  # any thread may set it
+        # Of rows and slots that are in files; and how many rows contributions may still make.
+        self._files: list[FileBytes] = []
+        self._num_awaited = 0
         # Of rows, slots and journal.
         self._held_bytes = self._counted_bytes = 0
         num_copies = (1 if self._is_lazy else 2) + len(rule.slots)
@@ -156,6 +160,29 @@ class Table:
         """About how many bytes each row takes that a gradient makes; 0 if all rows are there."""
         return self._bytes_per_row + self.rows.place_bytes
 
+    def await_rows(self, num_rows: int) -> None:
+        """Makes sure that files have room for so many rows more than contributions may make already; negative: for as many less.
+
+        Raises LimitExceeded.
+        """
+        self._num_awaited += num_rows
+        try:
+            for file in self._files if num_rows > 0 else ():
+                file.reserve(min(self.num_rows + self._num_awaited, self.rows.max_rows) * self.row_bytes)
+        except OSError as error:
+            self._num_awaited -= num_rows
+            raise LimitExceeded(
+                f"variable {self.piece.variable.name!r}: {num_rows} rows more do not fit on the disk of {self._budget.table_dir}"
+                f" ({error.strerror}); make room there, or add parameter servers"
+            ) from None
+
+    def prefetch(self, indices: Array) -> None:
+        """Has the system read what lies in files of rows and slots, without waiting for it."""
+        if self._files:
+            numbers = self.rows.find(indices, step=self._progress.step)
+            for file in self._files:
+                file.prefetch(numbers[numbers >= 0] * self.row_bytes, self.row_bytes)
+
     def extend(self, keys: Array) -> tuple[int, Array]:
         """Gives the next rows to those of the keys, none of which is there, that are the table's, in order. Raises LimitExceeded.
 
@@ -169,7 +196,9 @@ class Table:
         self._budget.reserve(num_bytes, purpose=f"{keys.size} rows of variable {self.piece.variable.name!r}")
         self._held_bytes += num_bytes
         self._counted_bytes += num_bytes
+        self.await_rows(keys.size)
         self.rows.add(keys)
+        self.await_rows(-keys.size)
         return first, chosen
 
     def take_counters(self, piece: VariableSlice, counters: Array, *, where: str) -> None:
@@ -321,11 +350,11 @@ class Table:
 
     @property
     def _bytes_per_row(self) -> int:
-        """Bytes of each row that there is not from the beginning, with its slots and key, without its place in the index."""
+        """Bytes in memory of each row that is not there from the beginning: with slots and key, without its place in the index."""
         if not self.rows.nbytes_per_row:
             return 0
         marks = 0 if self._marks is None else self._marks.itemsize
-        return self.rows.nbytes_per_row + (1 + len(self.slots)) * self.row_bytes + marks
+        return self.rows.nbytes_per_row + (0 if self._files else 1 + len(self.slots)) * self.row_bytes + marks
 
     @property
     def values_bytes(self) -> int:
@@ -334,16 +363,21 @@ class Table:
 
     @property
     def slots_bytes(self) -> int:
-        """Bytes of the slots."""
-        return len(self.slots) * self.num_rows * self.row_bytes
+        """Bytes of the slots in memory."""
+        return 0 if self._files else len(self.slots) * self.num_rows * self.row_bytes
 
     def release(self) -> None:
         """Takes its memory off the budget; the owner must not use it again."""
         self._budget.release(self._held_bytes)
         self._held_bytes = self._counted_bytes = 0
+        for file in self._files:
+            file.close()
 
     def _allocate_rows(self, what: str) -> Array:
-        memory = self._allocate(what, self.row_bytes)
+        if self.piece.variable.is_keyed and self._budget.table_dir is not None:
+            memory = self._in_file(self._budget.table_dir)
+        else:
+            memory = self._allocate(what, self.row_bytes)
         return memory.view(self.piece.variable.data_type.dtype).reshape(self.rows.max_rows, self._width)
 
     def _allocate(self, what: str, row_bytes: int) -> Array:
@@ -352,6 +386,17 @@ class Table:
         memory = self._budget.allocate(self.rows.max_rows * row_bytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
         self._held_bytes += memory.nbytes
         return memory
+
+    def _in_file(self, directory: Path) -> Array:
+        try:
+            file = FileBytes(self.rows.max_rows * self.row_bytes, directory=directory)
+        except OSError as error:
+            raise LimitExceeded(
+                f"variable {self.piece.variable.name!r}: no file for its rows in {directory} ({error.strerror}); give --table-dir a"
+                " directory on a local disk that can be written to"
+            ) from None
+        self._files.append(file)
+        return file.memory
 
     def _growing(self, what: str, row_bytes: int, num_rows: int) -> Array:
         try:
@@ -528,6 +573,10 @@ class TableGroup:
     def bytes_per_new_row(self) -> tuple[int, ...]:
         """Each table's."""
         return tuple(table.bytes_per_new_row for table in self._tables)
+
+    def await_rows(self, position: int, num_rows: int) -> None:
+        """Makes sure that a table's files have room for so many rows more; negative: for as many less. Raises LimitExceeded."""
+        self._tables[position].await_rows(num_rows)
 
     def fill_initial(self, step: int) -> None:
         """Completes the memory with the copied first values. Takes long."""

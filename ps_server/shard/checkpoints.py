@@ -15,6 +15,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from ps_protocol.errors import (
     CheckpointStorageMissing,
     DataLoss,
     InternalError,
+    LimitExceeded,
     PsError,
     Unavailable,
     WrongRole,
@@ -62,7 +64,7 @@ from ps_server.model.snapshot import (
     rule_keys,
 )
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
-from ps_server.numbers.memory import MemoryBudget, format_bytes
+from ps_server.numbers.memory import FileBytes, MemoryBudget, format_bytes
 from ps_server.numbers.tables import Table
 from ps_server.shard.gate import TURN_WAIT_S
 
@@ -145,22 +147,36 @@ _PART_ROWS = 1 << 15
 class CopyMemory:
     """Memory for one copy of a model's state, in one piece; it goes back to the system with its last user."""
 
-    def __init__(self, like: StateMemory) -> None:
-        self._mapping = mmap.mmap(-1, like.nbytes + ALIGNMENT * len(like.arrays), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._advise("MADV_HUGEPAGE")
-        pages = np.frombuffer(self._mapping, np.uint8)
-        # Else the machine gives the pages one by one while steps wait for the copy, which then takes several times as long.
-        pages[:: mmap.PAGESIZE] = 0
-        self._rest = pages
+    def __init__(self, like: StateMemory, *, table_dir: Path | None = None) -> None:
+        """`table_dir`: a directory for a file that has it. Raises LimitExceeded."""
+        num_bytes = like.nbytes + ALIGNMENT * len(like.arrays)
+        if table_dir is not None:
+            try:
+                file = FileBytes(num_bytes, directory=table_dir)
+                with contextlib.closing(file):
+                    file.reserve(num_bytes)
+            except OSError as error:
+                raise LimitExceeded(
+                    f"a copy of {format_bytes(num_bytes)} for a checkpoint does not fit on the disk of {table_dir} ({error.strerror})"
+                ) from None
+            self._mapping, self._rest = None, file.memory
+        else:
+            self._mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._advise("MADV_HUGEPAGE")
+            self._rest = np.frombuffer(self._mapping, np.uint8)
+            # Else the machine gives the pages one by one while steps wait for the copy, which then takes several times as long.
+            self._rest[:: mmap.PAGESIZE] = 0
         self.state = memory_like(like, self._cut)
+        self.num_counted = 0 if table_dir is not None else like.nbytes
 
     def offer(self) -> None:
         """Lets the system take the pages if it needs them before they are written again: their content is not needed any more."""
         self._advise("MADV_FREE")
 
     def _advise(self, name: str) -> None:
-        with suppress(AttributeError, OSError):  # not every system knows it
-            self._mapping.madvise(getattr(mmap, name))
+        if self._mapping is not None:
+            with suppress(AttributeError, OSError):  # not every system knows it
+                self._mapping.madvise(getattr(mmap, name))
 
     def _cut(self, nbytes: int) -> Array:
         piece, self._rest = self._rest[:nbytes], self._rest[nbytes + -nbytes % ALIGNMENT :]
@@ -187,9 +203,10 @@ class CopyMemories:
         if kept is not None:
             if _sizes(kept.state) == _sizes(like):
                 return kept
-            self._budget.release(kept.state.nbytes)
+            self._budget.release(kept.num_counted)
             del kept
-        return self._budget.allocate_by(lambda: CopyMemory(like), like.nbytes, purpose=purpose)
+        table_dir = self._budget.table_dir
+        return self._budget.allocate_by(lambda: CopyMemory(like, table_dir=table_dir), 0 if table_dir else like.nbytes, purpose=purpose)
 
     def take_back(self, memory: CopyMemory) -> None:
         """Takes the lent memory back; no other holder may be left."""
@@ -202,7 +219,7 @@ class CopyMemories:
         with self._lock:
             kept, self._kept = self._kept, None
         if kept is not None:
-            self._budget.release(kept.state.nbytes)
+            self._budget.release(kept.num_counted)
 
 
 def copy_memory(source: StateMemory, like: StateMemory, into: StateMemory, *, stripes: StripeRunner) -> None:

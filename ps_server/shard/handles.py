@@ -4,6 +4,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
+import numpy as np
+
 from ps_protocol.encodings.arena import encoded_frames
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.encodings.moves import encode_moves
@@ -271,6 +273,7 @@ class RowReading:
     """Rows of one table, or of its slot `slot` if that is not empty, to be copied inside the `with` block, as they are at `step`.
 
     `is_intact` is for slots: whether they are still those of `step`. `is_torn_allowed`: rows in any state will do.
+    `is_prefetch`: none are copied, but read from where they lie on a disk.
     """
 
     def __init__(
@@ -282,8 +285,10 @@ class RowReading:
         is_torn_allowed: bool,
         is_intact: Callable[[], bool],
         hold: AbstractContextManager[None],
+        is_prefetch: bool = False,
     ) -> None:
         self.step = step
+        self._is_prefetch = is_prefetch
         self.row_bytes = table.row_bytes
         self._table = table
         self._slot = slot
@@ -307,6 +312,9 @@ class RowReading:
         """
         piece = self._table.piece
         check_indices(indices, piece)
+        if self._is_prefetch:
+            self._table.prefetch(indices)
+            return np.empty(0, np.uint8)
         if not self._slot:
             return self._table.take(indices, step=None if self._is_torn_allowed else self.step)
         rows = self._table.take_slot(self._slot, indices)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
@@ -91,6 +92,7 @@ _LOOK_S = 0.1
 
 class Shard:
     """Holds one shard. Thread-safe. `process_incarnation` is random for each start; `memory_limit_bytes` None: no limit.
+    `table_dir`: where rows of tables without a size lie in files; None: they lie in memory.
 
     `on_shutdown` is called with the reason when the chief ends the process. `apply_threads` share the work of a step; the caller owns them.
     `segments` makes memory that workers of the same host may share; None: there is none. `storage` is where checkpoints are; None: nowhere.
@@ -104,6 +106,7 @@ class Shard:
         index: int,
         process_incarnation: int,
         memory_limit_bytes: int | None = None,
+        table_dir: Path | None = None,
         on_shutdown: Callable[[str], None] | None = None,
         apply_threads: StripeRunner = ONE_THREAD,
         segments: SegmentMaker | None = None,
@@ -115,7 +118,7 @@ class Shard:
         self.index = index
         self.process_incarnation = process_incarnation
         self._name = f"ps {index}"
-        self.budget = MemoryBudget(memory_limit_bytes, owner=self._name, lock=threading.Lock())
+        self.budget = MemoryBudget(memory_limit_bytes, owner=self._name, lock=threading.Lock(), table_dir=table_dir)
         self._on_shutdown = on_shutdown
         self._apply_threads = apply_threads
         self._segments = segments
@@ -447,6 +450,7 @@ class Shard:
                 is_torn_allowed=model.applies_on_arrival,
                 is_intact=model.watch_slots(),
                 hold=self._gate.reading(step),
+                is_prefetch=request.is_prefetch,
             )
 
     def open_slot(self, request: ReadRequest) -> Reading:

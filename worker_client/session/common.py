@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ps_protocol.errors import is_boundary
 from ps_protocol.model.optimizers import Schedule
@@ -56,6 +56,14 @@ class CommonCalls(ABC):
     def get_slot_names(self, *, timeout_s: float | None = None) -> list[str]:
         """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
         return self._look(lambda reader: reader.slot_names(), timeout_s)
+
+    @is_boundary
+    def prefetch(self, name: str, indices: Any, *, timeout_s: float | None = None) -> None:
+        """Has servers with `--table-dir` read rows of a table, and their slots, from their disks: those of the next batch, for example.
+
+        Returns when they have begun. Has no effect on values, nor on rows in memory. Raises as `read_rows` does.
+        """
+        self._look(lambda reader: reader.prefetch(name, indices), timeout_s)
 
     @is_boundary
     def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:

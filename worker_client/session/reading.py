@@ -211,6 +211,23 @@ class ModelReader:
             return read_rows(self._shards, self._layouts, spec, wanted, step=step)
         return self._newest_rows(spec, wanted, is_aligned=is_aligned)
 
+    def prefetch(self, name: str, indices: Any) -> None:
+        """Has servers read rows from their disks, without waiting for them. Raises as `rows` does."""
+        spec = self._spec(name)
+        if not spec.is_sparse:
+            raise InvalidSpec(f"variable {name!r} is dense: it lies in memory; only rows of an EmbeddingTable are read from a disk")
+        wanted = np.ascontiguousarray(row_indices(f"rows of {name!r}", indices, spec)).reshape(-1)
+        parts = [[*_parts(layout, name, wanted)] for layout in self._layouts]
+
+        def ask(index: int, shard: Shard, timeout_s: float) -> None:
+            for part in parts[index]:
+                request = RowsRequest(
+                    epoch=self._shards.epoch, layout_hash=self._layouts[index].hash, table=part.table, step=None, is_prefetch=True
+                )
+                shard.read_rows(request, part.indices, Segments([]), timeout_s=timeout_s)
+
+        self._shards.each(f"prefetch rows of {name!r}", ask)
+
     def slot(self, name: str, slot: str) -> Array:
         """Returns a copy of one variable's slot, of the newest step. Raises VariableNotFound, SlotNotFound.
 

@@ -100,9 +100,9 @@ DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=2, shuf
 KEYED = [
     VariableSpec(
         name="keyed", data_type=DataType.FLOAT32, shape=(ANY, 2), is_sparse=True, keys=keys,
-        max_rows=1 << 30, max_age_steps=9, admit_after=3, initializer=Initializer(kind=InitializerKind.NORMAL, high=1.0),
+        max_rows=1 << 30, max_age_steps=9, **admission, initializer=Initializer(kind=InitializerKind.NORMAL, high=1.0),
     )
-    for keys in (RowKeys.INT64, RowKeys.UINT64)
+    for keys, admission in ((RowKeys.INT64, {"admit_after": 3}), (RowKeys.UINT64, {"admit_probability": 0.25}))
 ]  # fmt: skip
 LIKE_TABLE = {kind: dataclasses.replace(TABLE, initializer=Initializer(kind=kind)) for kind in InitializerKind}
 # By a type, or by the name of a field: all that stands for it.

@@ -1,7 +1,10 @@
 """Keyed tables: rows are made by gradients, and behave as those of a table of a size; first values follow from seed and key alone."""
 
+import errno
 import itertools
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -421,3 +424,47 @@ def test_only_tables_that_make_their_own_rows_have_keys() -> None:
     zero_row = Initializer(kind=InitializerKind.UNIFORM, high=1.0, zero_row=3)
     with pytest.raises(InvalidSpec, match="rows with keys have no number"):
         VariableSpec(name="emb", data_type=DataType.FLOAT32, shape=(ANY, 2), is_sparse=True, initializer=zero_row, keys=RowKeys.INT64)
+
+
+def _steps(table: Table, *, num_steps: int = 30) -> bytes:
+    random = np.random.default_rng(6)
+    table.fill_initial(0)
+    for step in range(num_steps):
+        keys = np.unique(spread(random.zipf(1.2, 200) % 5000))
+        table.await_rows(keys.size)
+        _step(table, keys, step=step)
+        table.await_rows(-keys.size)
+        table.prefetch(np.unique(spread(np.arange(5000))))
+    return b"".join(part.tobytes() for part in table.parts.values())
+
+
+def test_rows_in_files_are_those_that_rows_in_memory_are_and_take_no_memory_of_the_budget(tmp_path: Path) -> None:
+    budgets = [MemoryBudget(None, owner="ps 0"), MemoryBudget(None, owner="ps 0", table_dir=tmp_path)]
+    tables = [_table("adagrad", budget=budget, initializer=UNIFORM) for budget in budgets]
+    assert _steps(tables[0]) == _steps(tables[1])
+    per_row = [table.bytes_per_new_row for table in tables]
+    assert per_row[0] - per_row[1] == 2 * 8 * WIDTH
+    assert budgets[0].allocated_bytes - budgets[1].allocated_bytes == tables[0].num_rows * 2 * 8 * WIDTH
+    assert tables[1].slots_bytes == 0
+    assert not [*tmp_path.iterdir()], "nothing stays behind"
+    tables[1].release()
+
+
+def test_a_disk_without_room_refuses_rows_before_any_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = _table("adagrad", budget=MemoryBudget(None, owner="ps 0", table_dir=tmp_path))
+    before = _steps(table)
+
+    def full(file: int, start: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(LimitExceeded, match=r"1000000 rows more do not fit on the disk of .* \(No space left on device\); make room"):
+        table.await_rows(1_000_000)
+    table.await_rows(10)
+    table.release()
+    assert b"".join(part.tobytes() for part in table.parts.values()) == before
+
+
+def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LimitExceeded, match=r"no file for its rows in .*gone \(No such file or directory\); give --table-dir"):
+        _table(budget=MemoryBudget(None, owner="ps 0", table_dir=tmp_path / "gone"))
