@@ -38,6 +38,7 @@ SUITES = {
     "goodput": ("suites.coordination.goodput", "failing chips: which share of their time counts, by how they are coordinated"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),
     "dynamic_table": ("suites.server.dynamic_table", "a table with keys beside one of a fixed size with the same rows"),
+    "clicks": ("suites.server.clicks", "a model of clicks whose keys are admitted the third time, and evicted: AUC and rows"),
     "scale_workers": ("suites.scale.workers", "1,000 workers that wait for one chief"),
     "scale_servers": ("suites.scale.servers", "64 parameter servers: start, step, status, end"),
     "fresh": ("suites.fresh.fresh", "those who follow the weights: bytes a step, delay, and what that costs the others"),

@@ -6,6 +6,7 @@ Calls return when they are done, so `timeout_s` has nothing to bound and is igno
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -27,7 +28,7 @@ _CHUNK_BYTES = 8 << 20
 class InProcessShard:
     """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators` and `boards`: those that lie here.
 
-    `storage`: where checkpoints are; None: nowhere. `run_in_background`, `history`, `clock`: see Shard.
+    `storage`: where checkpoints are; None: nowhere. `table_dir`, `run_in_background`, `history`, `clock`: see Shard.
     """
 
     transport = "local"
@@ -37,6 +38,7 @@ class InProcessShard:
         *,
         index: int,
         memory_limit_bytes: int | None = None,
+        table_dir: Path | None = None,
         storage: CheckpointStorage | None = None,
         run_in_background: RunInBackground | None = None,
         history: History | None = None,
@@ -46,6 +48,7 @@ class InProcessShard:
             index=index,
             process_incarnation=new_process_incarnation(),
             memory_limit_bytes=memory_limit_bytes,
+            table_dir=table_dir,
             storage=storage,
             run_in_background=run_in_background,
             history=history,

@@ -1,10 +1,16 @@
 """Measures a table with keys beside one of a fixed size with the same rows, and a Python dict. Knows the report, and the worker's code."""
 
 import argparse
+import contextlib
 import dataclasses
+import importlib.util
 import json
+import os
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +20,7 @@ from benchmarks.harness.processes import Cluster, rss_bytes
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import human_bytes
 from lockstep.launcher.spec import ClusterSpec
+from lockstep.launcher.supervisor import Process
 from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, connect, uniform_initializer
 
 _TIMEOUT_S = 900.0
@@ -24,12 +31,16 @@ INITIALIZER = uniform_initializer(-0.05, 0.05, seed=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysWork:
-    """Batches of keys of a row length; `num_rows`: of the table of a fixed size in which the same rows are numbered, None: by keys."""
+    """Batches of keys of a row length; `num_rows`: of the table of a fixed size in which the same rows are numbered, None: by keys.
+
+    `prefetches`: servers are told the keys of the next batch before the gradients of one are pushed.
+    """
 
     row_length: int
     num_batches: int
     num_workers: int
     num_rows: int | None = None
+    prefetches: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +84,10 @@ def work(orders: dict[str, Any], station: Station) -> None:
             table = EmbeddingTable((work.num_rows, work.row_length), initializer=INITIALIZER)
         session.create_or_join({NAME: table}, optimizer=adagrad(0.01))
         keys = [np.unique(one) for one in batches(work, session.worker_index)]
-        _step(session, keys[0])
+        _step(session, keys[0], None)
         station.say("warm")
-        passes = [[_step(session, one) for one in keys] for _ in range(2)]
+        ahead = [*keys[1:], keys[0]] if work.prefetches else [None] * len(keys)
+        passes = [[_step(session, one, following) for one, following in zip(keys, ahead, strict=True)] for _ in range(2)]
         report = KeysReport(
             first_s=[whole for _, whole in passes[0]],
             second_s=[whole for _, whole in passes[1]],
@@ -86,10 +98,12 @@ def work(orders: dict[str, Any], station: Station) -> None:
         station.await_release()
 
 
-def _step(session: Session, keys: Any) -> tuple[float, float]:
+def _step(session: Session, keys: Any, following: Any) -> tuple[float, float]:
     begin = time.perf_counter()
     rows = session.read_rows(NAME, keys)
     reading_s = time.perf_counter() - begin
+    if following is not None:
+        session.prefetch(NAME, following)
     session.step({NAME: IndexedSlices(keys, 0.1 * rows)})
     return reading_s, time.perf_counter() - begin
 
@@ -119,13 +133,22 @@ def run(options: argparse.Namespace) -> int:
     for row_length in options.row_length or [16, 64]:
         plain = KeysWork(row_length=row_length, num_batches=options.batches, num_workers=options.workers)
         num_rows = len(distinct_keys(plain))
-        for num_ps in options.ps or [1, 2]:
+        for num_ps in options.ps or [1, 2] if options.memory_share is None else []:
             for _ in range(options.turns):
                 for fixed in (num_rows, None):
                     work = dataclasses.replace(plain, num_rows=fixed)
                     _show(measure(work, num_ps=num_ps, num_rows=num_rows), options)
-        if not options.json:
+        if options.memory_share is not None:
+            for _ in range(options.turns):
+                _show(measure(plain, num_ps=1, num_rows=num_rows), options)
+                for tier in (Tier(options.table_dir), Tier(options.table_dir, share=options.memory_share)):
+                    for prefetches in (False, True):
+                        work = dataclasses.replace(plain, prefetches=prefetches)
+                        _show(measure(work, num_ps=1, num_rows=num_rows, tier=tier), options)
+        elif not options.json:
             print(f"a Python dict of such rows in one process: {dict_rows_per_s(plain):.0f} rows/s read and updated", flush=True)
+            if importlib.util.find_spec("torch") is not None:
+                print(f"torch.nn.EmbeddingBag and SparseAdam in one process: {torch_rows_per_s(plain):.0f} rows/s", flush=True)
     return 0
 
 
@@ -133,10 +156,53 @@ def _show(figures: KeysFigures, options: argparse.Namespace) -> None:
     print(json.dumps(dataclasses.asdict(figures)) if options.json else in_words(figures), flush=True)
 
 
-def measure(work: KeysWork, *, num_ps: int, num_rows: int) -> KeysFigures:
+# What a server needs in memory for each row whatever its length, and for contributions under way.
+_INDEX_BYTES, _OTHER_BYTES = 28, 48 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Rows in files of a directory; `share` of their bytes may be in memory at once (None: all), with what else a server needs."""
+
+    directory: str
+    share: float | None = None
+
+    def limit_bytes(self, work: KeysWork, num_rows: int) -> int:
+        """Returns how much memory the server is given from its start on, page cache included."""
+        return int((self.share or 0) * num_rows * 8 * work.row_length) + num_rows * _INDEX_BYTES + _OTHER_BYTES
+
+
+@contextlib.contextmanager
+def limited(processes: Sequence[Process], num_bytes: int) -> Iterator[None]:
+    """Limits what the system has in memory for processes from now on, page cache included; needs root and cgroups."""
+    entries = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()]
+    is_v1 = any(controllers == "memory" for _, controllers, _ in entries)
+    own = next(path for _, controllers, path in entries if controllers == ("memory" if is_v1 else ""))
+    parent = Path("/sys/fs/cgroup", "memory" if is_v1 else "", own.lstrip("/"))
+    group = parent / f"lockstep-benchmark-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / ("memory.limit_in_bytes" if is_v1 else "memory.max")).write_text(str(num_bytes), encoding="ascii")
+        for process in processes:
+            (group / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(OSError):
+                (parent / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
+        group.rmdir()
+
+
+def measure(work: KeysWork, *, num_ps: int, num_rows: int, tier: Tier | None = None) -> KeysFigures:
     """Runs the work with processes for all roles. Raises LaunchFailed with the error's output."""
-    with Cluster(ClusterSpec(ps=num_ps, workers=work.num_workers, tcp=True)) as cluster:
+    with contextlib.ExitStack() as stack:
+        if tier is not None:
+            os.environ["LOCKSTEP_TABLE_DIR"] = tier.directory
+            stack.callback(os.environ.pop, "LOCKSTEP_TABLE_DIR")
+        cluster = stack.enter_context(Cluster(ClusterSpec(ps=num_ps, workers=work.num_workers, tcp=True)))
         cluster.local.start_roles()
+        if tier is not None and tier.share is not None:
+            stack.enter_context(limited(cluster.servers, tier.limit_bytes(work, num_rows)))
         empty_bytes = sum(map(rss_bytes, cluster.servers))
         cluster.start_workers("benchmarks.suites.server.dynamic_table", work)
         cluster.processes.await_events("done", work.num_workers, timeout_s=_TIMEOUT_S)
@@ -146,7 +212,7 @@ def measure(work: KeysWork, *, num_ps: int, num_rows: int) -> KeysFigures:
     num_pushed = sum(sum(report.rows) for report in reports)
     seconds = reports[0].second_s
     return KeysFigures(
-        kind="keys" if work.num_rows is None else "fixed size",
+        kind=_kind(work, num_rows, tier),
         work=work,
         num_ps=num_ps,
         num_rows=num_rows,
@@ -158,6 +224,14 @@ def measure(work: KeysWork, *, num_ps: int, num_rows: int) -> KeysFigures:
         worst_ms=max(max(report.first_s) for report in reports) * 1e3,
         bytes_per_row=(full_bytes - empty_bytes) / num_rows,
     )
+
+
+def _kind(work: KeysWork, num_rows: int, tier: Tier | None) -> str:
+    words = "keys" if work.num_rows is None else "fixed size"
+    if tier is not None:
+        memory = "" if tier.share is None else f" of a server with {human_bytes(tier.limit_bytes(work, num_rows))}, page cache included"
+        words += f" in files{memory}, {'prefetched' if work.prefetches else 'without prefetch'}"
+    return words
 
 
 def dict_rows_per_s(work: KeysWork) -> float:
@@ -175,15 +249,36 @@ def dict_rows_per_s(work: KeysWork) -> float:
     return count / (time.perf_counter() - begin)
 
 
+def torch_rows_per_s(work: KeysWork) -> float:
+    """Returns how many rows a second PyTorch reads and updates in one process, where all keys have numbers beforehand."""
+    import torch
+
+    numbered = dataclasses.replace(work, num_workers=1, num_rows=0)
+    known = distinct_keys(numbered)
+    bag = torch.nn.EmbeddingBag(len(known), work.row_length, mode="sum", sparse=True)
+    optimizer = torch.optim.SparseAdam(bag.parameters())
+    given = [torch.from_numpy(np.unique(rows)) for rows in batches(numbered, 0)]
+    offsets = [torch.arange(len(rows)) for rows in given]
+    for _ in range(2):  # the second time it has its slots
+        begin = time.perf_counter()
+        for rows, places in zip(given, offsets, strict=True):
+            out = bag(rows, places)
+            optimizer.zero_grad()
+            out.backward(0.1 * out.detach())
+            optimizer.step()
+        seconds = time.perf_counter() - begin
+    return sum(map(len, given)) / seconds
+
+
 def in_words(figures: KeysFigures) -> str:
     """Returns the figures for a reader."""
-    needed = 8 * (figures.kind == "keys") + 2 * 4 * figures.work.row_length
+    needed = 8 * figures.kind.startswith("keys") + 2 * 4 * figures.work.row_length
     return (
         f"{figures.kind}, {figures.num_rows} rows of {figures.work.row_length} float32 with Adagrad, {figures.num_ps} ps,"
         f" {figures.work.num_workers} workers: {figures.rows_per_s:.0f} rows/s ({figures.first_rows_per_s:.0f} while rows are made);"
         f" step median {figures.step_ms:.2f} ms, p99 {figures.step_p99_ms:.2f} ms, worst while rows are made {figures.worst_ms:.2f} ms;"
         f" of it reading {figures.read_ms:.2f} ms; {human_bytes(int(figures.bytes_per_row))} a row"
-        f" ({figures.bytes_per_row / needed:.2f} of {'key, ' if figures.kind == 'keys' else ''}row and slot)"
+        f" ({figures.bytes_per_row / needed:.2f} of {'key, ' if figures.kind.startswith('keys') else ''}row and slot)"
     )
 
 
@@ -194,4 +289,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2, help="workers; a step takes a contribution of each (default 2)")
     parser.add_argument("--batches", type=int, default=200, help="batches of a worker, of 8,192 keys each (default 200)")
     parser.add_argument("--turns", type=int, default=1, help="how often both tables are measured, by turns (default 1)")
+    parser.add_argument(
+        "--memory-share",
+        type=float,
+        metavar="SHARE",
+        help="measure rows in files instead, of which a server may have this share in memory, such as 0.1; needs root and cgroups",
+    )
+    parser.add_argument("--table-dir", default=tempfile.gettempdir(), help="where those files are (default: the directory for such files)")
     add_json(parser)

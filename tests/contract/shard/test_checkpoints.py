@@ -103,11 +103,18 @@ def open_training(tmp_path: Path, socket_dir: Path) -> Iterator[Open]:
     """Opens shards of one transport, which end with the test; the checkpoints are all in one directory."""
     with contextlib.ExitStack() as stack:
 
-        def opened(num_shards: int, *, model: ModelSpec | None = None, transport: str = "in_process", **options: object) -> ShardedTraining:
+        def opened(
+            num_shards: int,
+            *,
+            model: ModelSpec | None = None,
+            transport: str = "in_process",
+            table_dir: Path | None = None,
+            **options: object,
+        ) -> ShardedTraining:
             directory, sockets = str(tmp_path / "checkpoints"), socket_dir / str(len(list(socket_dir.iterdir())))
             sockets.mkdir()
             shards: list[Shard] = [
-                stack.enter_context(open_shard(transport, socket_dir=sockets, index=index, checkpoint_dir=directory))
+                stack.enter_context(open_shard(transport, socket_dir=sockets, index=index, checkpoint_dir=directory, table_dir=table_dir))
                 for index in range(num_shards)
             ]
             return ShardedTraining(shards=shards, model=model or model_of("sgd"), checkpoint_dir=directory, **options)  # type: ignore[arg-type]
@@ -133,6 +140,27 @@ def test_restored_on_any_number_of_shards_the_next_steps_are_the_same_bits(open_
         training.train(6)
     assert restored.state() == saved.state()
     assert metrics_of(restored) == metrics_of(saved)
+
+
+@pytest.mark.parametrize("transport", ["in_process", "grpc_tcp"])
+def test_rows_in_files_are_saved_and_restored_as_those_in_memory_are(open_training: Open, tmp_path: Path, transport: str) -> None:
+    (tables := tmp_path / "tables").mkdir()
+    model = evicting_model(max_age_steps=4, admit_after=2)
+    in_memory = open_training(2, model=model)
+    in_files = open_training(2, model=model, table_dir=tables, transport=transport)
+    for training, tag in ((in_memory, "memory"), (in_files, "files")):
+        training.create()
+        training.train(7)
+        training.save(tag)
+    assert in_files.state() == in_memory.state()
+    restored = open_training(3, model=model, table_dir=tables)
+    restored.restore("memory", step=7, epoch=9)
+    again = open_training(1, model=model)
+    again.restore("files", step=7, epoch=9)
+    for training in (in_memory, in_files, restored, again):
+        training.train(5)
+        assert training.state() == in_memory.state()
+    assert not [*tables.iterdir()], "files without names"
 
 
 def evicting_model(max_rows: int = 33, **options: Any) -> ModelSpec:

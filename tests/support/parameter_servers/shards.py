@@ -127,15 +127,23 @@ def open_server(config: ParameterServerConfig) -> Iterator[ParameterServer]:
 
 @contextlib.contextmanager
 def open_shard(
-    transport: str, *, socket_dir: Path, index: int = 0, max_memory_bytes: int | None = None, checkpoint_dir: str = ""
+    transport: str,
+    *,
+    socket_dir: Path,
+    index: int = 0,
+    max_memory_bytes: int | None = None,
+    checkpoint_dir: str = "",
+    table_dir: Path | None = None,
 ) -> Iterator[Shard]:
     """A shard that nobody has adopted, over one of TRANSPORTS."""
     if transport == "in_process":
         storage = open_storage(checkpoint_dir) if checkpoint_dir else None
-        yield InProcessShard(index=index, memory_limit_bytes=max_memory_bytes, storage=storage)
+        yield InProcessShard(index=index, memory_limit_bytes=max_memory_bytes, storage=storage, table_dir=table_dir)
         return
     address = f"unix:{socket_dir / f'ps{index}'}" if transport.endswith("_unix") else "127.0.0.1:0"
-    config = ParameterServerConfig(index=index, address=address, max_memory_bytes=max_memory_bytes, checkpoint_dir=checkpoint_dir)
+    config = ParameterServerConfig(
+        index=index, address=address, max_memory_bytes=max_memory_bytes, checkpoint_dir=checkpoint_dir, table_dir=table_dir
+    )
     with open_server(config) as server:
         least_bytes = 1 if transport.startswith("sockets") else None
         with contextlib.closing(

@@ -35,6 +35,12 @@ def test_the_environment_gives_the_whole_server_configuration() -> None:
     )
 
 
+def test_rows_in_files_need_a_directory_that_can_be_written_to(tmp_path: Path) -> None:
+    assert parse_config(["--index", "0", "--table-dir", str(tmp_path)], environment={}).table_dir == tmp_path
+    with pytest.raises(InvalidSpec, match=r"--table-dir: .*gone is no directory that this process may write to; make it, on a local disk"):
+        parse_config(["--index", "0"], environment={"LOCKSTEP_TABLE_DIR": str(tmp_path / "gone")})
+
+
 def test_flags_come_before_the_environment_and_that_before_tf_config() -> None:
     environment = {"LOCKSTEP_PS_INDEX": "3", "LOCKSTEP_CLUSTER": "job-b", "TF_CONFIG": TF_CONFIG}
     config = parse_config(["--cluster", "job-c"], environment=environment)
