@@ -164,10 +164,10 @@ class Follower:
         with self._changed:
             return max(0, self._newest_step - (self._taken.step if self._taken is not None else 0))
 
-    def news(self) -> tuple[int, float, str]:
-        """Returns the newest step that was heard of, how many seconds ago anything was heard, and what is waited for."""
+    def silence(self) -> tuple[float, str]:
+        """Returns how many seconds ago anything was heard, and what is waited for."""
         with self._changed:
-            return self._newest_step, time.monotonic() - self._heard_at, self._reason
+            return time.monotonic() - self._heard_at, self._reason
 
     @property
     def is_over(self) -> bool:

@@ -195,7 +195,7 @@ class Relay:
         return self._link.ask(request, what="status", timeout_s=_STATUS_S)
 
     def _fetch(self, request: FetchRequest, call: Call) -> FetchReply:
-        newest_step, silent_s, reason = self._follower.news()
+        silent_s, reason = self._follower.silence()
         least = (-1 if request.held_step is None else request.held_step + 1) if request.step is None else request.step
         is_early = False
 
@@ -212,7 +212,7 @@ class Relay:
                 return None
             # Of the steps that come, a relay has some: the next of them will do.
             wanted = replace(request, step=None) if is_early else request
-            return copy.answer(wanted, newest_step=max(newest_step, step), now=time.monotonic())
+            return copy.answer(wanted, newest_step=max(held.newest_step, step), now=time.monotonic())
 
         # Who is far from the servers is not to be taken for fresh by its readers, and has them wait for nothing.
         is_silent = silent_s > _SILENT_S and not self._end
@@ -223,10 +223,10 @@ class Relay:
             raise ShuttingDown("the relay ends") from None  # and so its follower has
         if reply is not None:
             return reply
-        if is_silent:
-            raise Unavailable(f"this relay has heard nothing for {silent_s:.0f} s: {reason}")
         if (held := self._held) is None:
             raise Unavailable(f"this relay has no weights yet: {reason}")
+        if is_silent:
+            raise Unavailable(f"this relay has heard nothing for {silent_s:.0f} s: {reason}")
         step = held.version.step
         raise StepNotReady(f"the relay has no step {least} yet; it has {step}", facts={"step": str(max(0, step))})
 
