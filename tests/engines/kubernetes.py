@@ -84,8 +84,8 @@ class Kubernetes:
             self.net.start(name, "sh", "-c", _NODE, out=directory / f"{name}.out", environment=told)
             self._route(index, name)
         _Names(stack, self.net.gateway)
-        ready = ("wait", "--for=condition=Ready", "--timeout=60s", *(f"node/{name}" for name in self.net.names))
-        wait_until(lambda: self._try(*ready[:2], "--timeout=1s", *ready[3:]), what="all nodes are ready", timeout_s=120)
+        ready = ("wait", "--for=condition=Ready", "--timeout=1s", *(f"node/{name}" for name in self.net.names))
+        wait_until(lambda: self._try(*ready), what="all nodes are ready", timeout_s=120)
 
     @staticmethod
     def why_not() -> str:
@@ -277,9 +277,9 @@ class _Names(threading.Thread):
 
     def run(self) -> None:
         with self._socket:
-            while len(received := self._socket.recvfrom(4096)) and received[0]:
+            while query := (received := self._socket.recvfrom(4096))[0]:
                 with suppress(OSError, IndexError):
-                    self._socket.sendto(self._answer(received[0]), received[1])
+                    self._socket.sendto(self._answer(query), received[1])
 
     def _answer(self, query: bytes) -> bytes:
         labels, at = [], 12
