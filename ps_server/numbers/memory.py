@@ -1,13 +1,10 @@
 """The bytes that a shard may allocate, and its reused buffers. Knows sizes; nothing of what the bytes mean."""
 
 import mmap
-import os
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -40,7 +37,7 @@ def format_bytes(nbytes: int) -> str:
 class MemoryBudget:
     """Counts allocated bytes against a limit. As thread-safe as `lock`, which is entered while it counts; None: for one thread.
 
-    `table_dir`: the directory of files for rows of tables without a size, which are not counted; None: they are in memory.
+    `make_file` gives so many bytes in a file, for rows of tables without a size, which are not counted; None: they are in memory.
     """
 
     def __init__(
@@ -49,10 +46,10 @@ class MemoryBudget:
         *,
         owner: str,
         lock: AbstractContextManager[object] | None = None,
-        table_dir: Path | None = None,
+        make_file: "Callable[[int], BytesInFile] | None" = None,
     ) -> None:
         self.limit_bytes = limit_bytes
-        self.table_dir = table_dir
+        self.make_file = make_file
         self.allocated_bytes = 0
         self._owner = owner
         self._lock = lock or nullcontext()
@@ -140,51 +137,21 @@ def growing_bytes(nbytes: int) -> Array:
     return np.frombuffer(memory, np.uint8)[:nbytes]
 
 
-# A file gets room on its disk in such pieces, if there is as much.
-_ROOM_BYTES = 16 << 20
+class BytesInFile(Protocol):
+    """Zeroed bytes in a file, of which the system keeps in memory what is used, as far as there is memory."""
 
-
-class FileBytes:
-    """Zeroed bytes in a file without a name, of which the system keeps in memory what is used, as far as there is memory.
-
-    `reserve` comes before bytes are written: the system ends a process that writes to a page for which the disk has no room.
-    """
-
-    def __init__(self, nbytes: int, *, directory: Path) -> None:
-        """Raises OSError."""
-        self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 (it lives as long as this)
-        self._size, self._num_reserved = max(1, nbytes), 0
-        self._file.truncate(self._size)
-        self._mapping = mmap.mmap(self._file.fileno(), self._size)
-        # Rows lie anywhere: what is beside them is not read, too.
-        self._mapping.madvise(mmap.MADV_RANDOM)
-        self.memory: Array = np.frombuffer(self._mapping, np.uint8)[:nbytes]
+    @property
+    def memory(self) -> Array:
+        """The bytes. They are there also when the file is closed."""
 
     def reserve(self, nbytes: int) -> None:
-        """Makes sure that the disk has room for the first bytes. Raises OSError."""
-        if nbytes <= self._num_reserved:
-            return
-        ample, start = min(self._size, nbytes + _ROOM_BYTES), self._num_reserved
-        try:
-            os.posix_fallocate(self._file.fileno(), start, ample - start)
-            self._num_reserved = ample
-        except OSError:
-            os.posix_fallocate(self._file.fileno(), start, nbytes - start)
-            self._num_reserved = nbytes
-
-    def close(self) -> None:
-        """Reserves no more. The bytes are there as long as `memory` is."""
-        self._file.close()
+        """Makes sure that the disk has room for the first bytes, before they are written. Raises LimitExceeded."""
 
     def prefetch(self, starts: Array, nbytes: int) -> None:
         """Has the system read so many bytes from each of some places, without waiting for them."""
-        if not starts.size or not nbytes:
-            return
-        pages = np.unique(np.concatenate([starts, starts + nbytes - 1]) // mmap.PAGESIZE)
-        firsts = np.flatnonzero(np.concatenate(([True], pages[1:] > pages[:-1] + 1)))
-        counts = np.diff(firsts, append=pages.size)
-        for page, count in zip(pages[firsts].tolist(), counts.tolist(), strict=True):
-            self._mapping.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, count * mmap.PAGESIZE)
+
+    def close(self) -> None:
+        """Reserves no more."""
 
 
 class VariablesMemory(Protocol):

@@ -12,7 +12,6 @@ optimizer that moves every row in every step has a second copy of the values ins
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, SparseMean
 from ps_server.numbers.first_rows import fill_table, rows_of_keys
 from ps_server.numbers.keyed_rows import KeyedRows, NumberedRows
-from ps_server.numbers.memory import FileBytes, MemoryBudget, growing_bytes
+from ps_server.numbers.memory import BytesInFile, MemoryBudget, growing_bytes
 from ps_server.numbers.occurrences import BUCKET_BYTES
 from ps_server.numbers.row_gradients import RowGradient, mean_of_rows, scaled, trimmed_mean_of_rows
 from ps_server.optimizers.rule import UpdateRule
@@ -93,7 +92,7 @@ class Table:
         self.filled_bytes = 0  # of the first values that it makes itself; any thread may look
         self.is_followed = False  # any thread may set it
         # Of rows and slots that are in files; and how many rows contributions may still make.
-        self._files: list[FileBytes] = []
+        self._files: list[BytesInFile] = []
         self._num_awaited = 0
         # Of rows, slots and journal.
         self._held_bytes = self._counted_bytes = 0
@@ -169,12 +168,9 @@ class Table:
         try:
             for file in self._files if num_rows > 0 else ():
                 file.reserve(min(self.num_rows + self._num_awaited, self.rows.max_rows) * self.row_bytes)
-        except OSError as error:
+        except LimitExceeded:
             self._num_awaited -= num_rows
-            raise LimitExceeded(
-                f"variable {self.piece.variable.name!r}: {num_rows} rows more do not fit on the disk of {self._budget.table_dir}"
-                f" ({error.strerror}); make room there, or add parameter servers"
-            ) from None
+            raise
 
     def prefetch(self, indices: Array) -> None:
         """Has the system read what lies in files of rows and slots, without waiting for it."""
@@ -374,8 +370,9 @@ class Table:
             file.close()
 
     def _allocate_rows(self, what: str) -> Array:
-        if self.piece.variable.is_keyed and self._budget.table_dir is not None:
-            memory = self._in_file(self._budget.table_dir)
+        if self.piece.variable.is_keyed and self._budget.make_file is not None:
+            self._files.append(self._budget.make_file(self.rows.max_rows * self.row_bytes))
+            memory = self._files[-1].memory
         else:
             memory = self._allocate(what, self.row_bytes)
         return memory.view(self.piece.variable.data_type.dtype).reshape(self.rows.max_rows, self._width)
@@ -386,17 +383,6 @@ class Table:
         memory = self._budget.allocate(self.rows.max_rows * row_bytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
         self._held_bytes += memory.nbytes
         return memory
-
-    def _in_file(self, directory: Path) -> Array:
-        try:
-            file = FileBytes(self.rows.max_rows * self.row_bytes, directory=directory)
-        except OSError as error:
-            raise LimitExceeded(
-                f"variable {self.piece.variable.name!r}: no file for its rows in {directory} ({error.strerror}); give --table-dir a"
-                " directory on a local disk that can be written to"
-            ) from None
-        self._files.append(file)
-        return file.memory
 
     def _growing(self, what: str, row_bytes: int, num_rows: int) -> Array:
         try:
@@ -576,7 +562,9 @@ class TableGroup:
 
     def await_rows(self, position: int, num_rows: int) -> None:
         """Makes sure that a table's files have room for so many rows more; negative: for as many less. Raises LimitExceeded."""
-        self._tables[position].await_rows(num_rows)
+        # None, where a contribution ends later than its model.
+        for table in self._tables[position : position + 1]:
+            table.await_rows(num_rows)
 
     def fill_initial(self, step: int) -> None:
         """Completes the memory with the copied first values. Takes long."""

@@ -15,7 +15,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -31,7 +30,6 @@ from ps_protocol.errors import (
     CheckpointStorageMissing,
     DataLoss,
     InternalError,
-    LimitExceeded,
     PsError,
     Unavailable,
     WrongRole,
@@ -64,7 +62,7 @@ from ps_server.model.snapshot import (
     rule_keys,
 )
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
-from ps_server.numbers.memory import FileBytes, MemoryBudget, format_bytes
+from ps_server.numbers.memory import BytesInFile, MemoryBudget, format_bytes
 from ps_server.numbers.tables import Table
 from ps_server.shard.gate import TURN_WAIT_S
 
@@ -147,19 +145,14 @@ _PART_ROWS = 1 << 15
 class CopyMemory:
     """Memory for one copy of a model's state, in one piece; it goes back to the system with its last user."""
 
-    def __init__(self, like: StateMemory, *, table_dir: Path | None = None) -> None:
-        """`table_dir`: a directory for a file that has it. Raises LimitExceeded."""
+    def __init__(self, like: StateMemory, *, make_file: Callable[[int], BytesInFile] | None = None) -> None:
+        """`make_file` gives so many bytes in a file; None: in memory. Raises LimitExceeded, OSError."""
         num_bytes = like.nbytes + ALIGNMENT * len(like.arrays)
-        if table_dir is not None:
-            try:
-                file = FileBytes(num_bytes, directory=table_dir)
-                with contextlib.closing(file):
-                    file.reserve(num_bytes)
-            except OSError as error:
-                raise LimitExceeded(
-                    f"a copy of {format_bytes(num_bytes)} for a checkpoint does not fit on the disk of {table_dir} ({error.strerror})"
-                ) from None
-            self._mapping, self._rest = None, file.memory
+        self.num_counted = 0 if make_file is not None else like.nbytes
+        if make_file is not None:
+            with contextlib.closing(make_file(num_bytes)) as file:
+                file.reserve(num_bytes)
+                self._mapping, self._rest = None, file.memory
         else:
             self._mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._advise("MADV_HUGEPAGE")
@@ -167,7 +160,6 @@ class CopyMemory:
             # Else the machine gives the pages one by one while steps wait for the copy, which then takes several times as long.
             self._rest[:: mmap.PAGESIZE] = 0
         self.state = memory_like(like, self._cut)
-        self.num_counted = 0 if table_dir is not None else like.nbytes
 
     def offer(self) -> None:
         """Lets the system take the pages if it needs them before they are written again: their content is not needed any more."""
@@ -205,8 +197,8 @@ class CopyMemories:
                 return kept
             self._budget.release(kept.num_counted)
             del kept
-        table_dir = self._budget.table_dir
-        return self._budget.allocate_by(lambda: CopyMemory(like, table_dir=table_dir), 0 if table_dir else like.nbytes, purpose=purpose)
+        make_file = self._budget.make_file
+        return self._budget.allocate_by(lambda: CopyMemory(like, make_file=make_file), 0 if make_file else like.nbytes, purpose=purpose)
 
     def take_back(self, memory: CopyMemory) -> None:
         """Takes the lent memory back; no other holder may be left."""

@@ -81,6 +81,7 @@ from ps_server.shard.followed import FollowedWeights, StepCopy
 from ps_server.shard.gate import Gate
 from ps_server.shard.handles import Creation, OpenPush, Reading, RowReading
 from ps_server.shard.sharing import Claim, Sharing, Sharings
+from ps_server.shard.table_files import TableFile
 
 log = logging.getLogger("lockstep.server")
 
@@ -118,7 +119,8 @@ class Shard:
         self.index = index
         self.process_incarnation = process_incarnation
         self._name = f"ps {index}"
-        self.budget = MemoryBudget(memory_limit_bytes, owner=self._name, lock=threading.Lock(), table_dir=table_dir)
+        make_file = partial(TableFile, directory=table_dir) if table_dir is not None else None
+        self.budget = MemoryBudget(memory_limit_bytes, owner=self._name, lock=threading.Lock(), make_file=make_file)
         self._on_shutdown = on_shutdown
         self._apply_threads = apply_threads
         self._segments = segments

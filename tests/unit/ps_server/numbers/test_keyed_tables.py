@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ps_server.numbers.memory import MemoryBudget
 from ps_server.numbers.row_gradients import RowGradient, check_indices
 from ps_server.numbers.tables import SparseStep, Table, TableGroup
 from ps_server.optimizers.rule import UpdateRule
+from ps_server.shard.table_files import TableFile
 
 WIDTH = 3
 ONES = Initializer(kind=InitializerKind.CONSTANT, low=1.0)
@@ -439,7 +441,7 @@ def _steps(table: Table, *, num_steps: int = 30) -> bytes:
 
 
 def test_rows_in_files_are_those_that_rows_in_memory_are_and_take_no_memory_of_the_budget(tmp_path: Path) -> None:
-    budgets = [MemoryBudget(None, owner="ps 0"), MemoryBudget(None, owner="ps 0", table_dir=tmp_path)]
+    budgets = [MemoryBudget(None, owner="ps 0"), MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path))]
     tables = [_table("adagrad", budget=budget, initializer=UNIFORM) for budget in budgets]
     assert _steps(tables[0]) == _steps(tables[1])
     per_row = [table.bytes_per_new_row for table in tables]
@@ -451,14 +453,14 @@ def test_rows_in_files_are_those_that_rows_in_memory_are_and_take_no_memory_of_t
 
 
 def test_a_disk_without_room_refuses_rows_before_any_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = _table("adagrad", budget=MemoryBudget(None, owner="ps 0", table_dir=tmp_path))
+    table = _table("adagrad", budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path)))
     before = _steps(table)
 
     def full(file: int, start: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(LimitExceeded, match=r"1000000 rows more do not fit on the disk of .* \(No space left on device\); make room"):
+    with pytest.raises(LimitExceeded, match=r"its disk has no room for .* MiB more of tables \(No space left on device\); make room"):
         table.await_rows(1_000_000)
     table.await_rows(10)
     table.release()
@@ -466,5 +468,5 @@ def test_a_disk_without_room_refuses_rows_before_any_is_made(tmp_path: Path, mon
 
 
 def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LimitExceeded, match=r"no file for its rows in .*gone \(No such file or directory\); give --table-dir"):
-        _table(budget=MemoryBudget(None, owner="ps 0", table_dir=tmp_path / "gone"))
+    with pytest.raises(LimitExceeded, match=r"--table-dir .*gone: no file for rows of tables \(No such file or directory\); give a"):
+        _table(budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path / "gone")))
