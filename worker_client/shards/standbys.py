@@ -1,10 +1,12 @@
 """A shard that several processes hold: their addresses, which the chief names, and calls to them. Knows registrations; no transport."""
 
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from typing import TypeVar
 
 from ps_protocol.errors import (
@@ -229,7 +231,8 @@ class ReplicatedShard:
 
     def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
         """Copies the variables of a step, or a slot, into the caller's memory; returns their step."""
-        return self._at_first(lambda shard: shard.read(request, into, timeout_s=timeout_s))
+        requests = chain([request], repeat(dataclasses.replace(request, held_step=None)))  # an answer that broke off leaves anything there
+        return self._at_first(lambda shard: shard.read(next(requests), into, timeout_s=timeout_s))
 
     def expect(self, request: ReadRequest) -> None:
         """Says that the variables of a step will be read."""

@@ -12,6 +12,9 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec, Unavailable, VariableNotFound
+from ps_protocol.model.layout import Segments
+from ps_protocol.roles.shard import ReadRequest
+from ps_protocol.rpc.shard import GrpcShard
 from tests.support.cluster.here import ServedCluster
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
@@ -429,3 +432,28 @@ def test_moves_of_four_bits_come_to_what_nesterov_momentum_comes_to(start: Start
         np.testing.assert_allclose(rounded, exact, atol=0.02)
     with pytest.raises(InvalidSpec, match="bits: got 3"):
         outer.outer_optimizer(50, bits=3)
+
+
+def test_an_answer_that_breaks_off_leaves_nothing_that_moves_are_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int | None] = []
+
+    def read(self: GrpcShard, request: ReadRequest, into: Segments, **more: Any) -> int:
+        held.append(request.held_step)
+        if len(held) == 1:
+            into.pieces[0][:100] = 1
+            raise Unavailable("the connection broke")
+        return ask(self, request, into, **more)
+
+    with ExitStack() as stack:
+        cluster = ServedCluster(Shape(), stack, directory=tmp_path)
+        wire = worker_client.WireFormat(variables="int4")
+        session = stack.enter_context(worker_client.connect(cluster.chief_address, transport="grpc", wire=wire))
+        session.create_or_join(FIRST, optimizer=outer.outer_optimizer(10, bits=4))
+        session.read()
+        ask = GrpcShard.read
+        monkeypatch.setattr(GrpcShard, "read", read)
+        session.step({name: np.ones_like(value) for name, value in FIRST.items()})
+        found = session.read()
+        assert held[:2] == [0, None]
+        with closing(worker_client.observe(cluster.chief_address)) as observer:
+            assert all(value.tobytes() == found[name].tobytes() for name, value in observer.read().items())
