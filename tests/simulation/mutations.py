@@ -866,7 +866,7 @@ MUTATIONS: dict[str, Mutation] = {
     "callers of any epoch are served": Mutation("236", _serves_any_epoch, has("kill"), first_seed=1093),
     "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief"), first_seed=1399),
     "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved, first_seed=1018),
-    "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=2150),
+    "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1290),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill"), first_seed=1027),
     "a restored table lacks a row": Mutation("5", _restores_too_few_rows, has("kill")),
     "a row that no step used for long is read": Mutation("5", _keeps_rows_for_ever, _lets_rows_age),
