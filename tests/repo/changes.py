@@ -490,7 +490,7 @@ def decode_signs(encoded: Array, values: Array) -> None:
     values[:] = encoded.astype(np.float32) * 2 - 1
 ''',
             ),
-            Edit(path="ps_protocol/encodings/__init__.py", before="`halves`, `integers`\n", text="`signs`, "),
+            Edit(path="ps_protocol/encodings/__init__.py", before="`halves`, `integers`", text="`signs`, "),
             Edit(
                 path="ps_protocol/encodings/formats.py",
                 before="from ps_protocol.encodings import halves, integers, top_k\n",

@@ -262,7 +262,7 @@ def test_a_closed_follower_says_so(trained: Trained) -> None:
         weights.wait(step=99)
 
 
-def test_a_follower_whose_servers_are_gone_is_closed_at_once() -> None:
+def test_closing_a_follower_takes_2_s_at_most_also_where_all_are_away() -> None:
     cluster = RollingCluster(join, lease_s=0.3)
     with cluster.session():
         weights = follower_of(cluster)
@@ -273,7 +273,7 @@ def test_a_follower_whose_servers_are_gone_is_closed_at_once() -> None:
         wait_until(lambda: len(cluster.chief.arguments_of("HeartbeatRequest")) > 2, what="the chief is known to be away")
         begin = time.monotonic()
         weights.close()
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - begin < 2.0
 
 
 # A cluster that goes back, or is away.
