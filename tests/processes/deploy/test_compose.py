@@ -19,6 +19,7 @@ from ps_protocol.process.options import TABLE
 from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.tokens import parse_tokens
 from tests.support.network.servers import free_ports
+from tests.support.processes.warm import WarmPopen, run_warm
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -81,7 +82,7 @@ class LocalCompose:
         kind, *words = self.services[name]["healthcheck"]["test"]
         assert kind == "CMD"
         command = self.command(words, service=name)
-        return subprocess.run(command, env=self.environment(name), capture_output=True, timeout=10).returncode == 0
+        return run_warm(command, environment=self.environment(name), timeout_s=10).returncode == 0
 
     def has_ended_well(self, name: str) -> bool:
         return [process.poll() for process in self.running[name]] == [0]
@@ -93,7 +94,7 @@ class LocalCompose:
         for index in range(replicas):
             log = self.stack.enter_context((self.log_dir / f"{name}-{index}.log").open("wb"))
             command = self.command(self.services[name]["command"], service=name)
-            process = subprocess.Popen(command, env=self.environment(name), stdout=log, stderr=subprocess.STDOUT)
+            process = WarmPopen(command, env=self.environment(name), stdout=log, stderr=subprocess.STDOUT)
             self.stack.callback(process.wait)
             self.stack.callback(process.kill)
             self.running.setdefault(name, []).append(process)

@@ -16,11 +16,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import which
 from types import SimpleNamespace
 from typing import NoReturn
 
+from lockstep.launcher import guarded_exec
 from tests.support.repository import ROOT
 
 # What most roles, commands and programs for workers import.
@@ -95,7 +97,7 @@ def _become(words: list[str], environment: dict[str, str], streams: Sequence[int
     """Gives this process what an executed one would have."""
     os.environ.clear()
     os.environ.update(environment)
-    _show([sys.executable, *words], [f"{name}={value}" for name, value in environment.items()])
+    _show([sys.executable, *words], environment)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     for stream in streams:
@@ -108,59 +110,62 @@ def _become(words: list[str], environment: dict[str, str], streams: Sequence[int
     sys.orig_argv = [sys.executable, *words]
 
 
-def _show(words: list[str], variables: list[str]) -> None:
+def _show(words: list[str], environment: Mapping[str, str]) -> None:
     """Writes command line and environment where /proc has those that this process was executed with. Too long ones are cut."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    variables = [f"{name}={value}" for name, value in environment.items()]
     for texts, begin, end in ((words, int(fields[45]), int(fields[46])), (variables, int(fields[47]), int(fields[48]))):
         ctypes.memmove(begin, b"".join(text.encode() + b"\0" for text in texts).ljust(end - begin, b"\0"), end - begin)
 
 
-def _run(words: list[str], inherited: list[int]) -> None:
-    """Runs what `python WORDS` runs."""
-    words = [*words]
-    if "guarded_exec.py" in " ".join(words[:3]):
-        return _run_guarded(words, inherited)
-    if is_safe := words[0] == "-P":
-        del words[0]
-    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *_PATH]
-    if words[0] == "-m":
-        sys.argv, sys.path = words[1:], [*([] if is_safe else [os.getcwd()]), *path]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv, sys.path = words, [str(Path(words[0]).parent), *path]
-        runpy.run_path(words[0], run_name="__main__")
-    return None
-
-
 class _Executes(BaseException):  # no error: nothing between may catch it
+    """The program would replace itself by `python WORDS`."""
+
     def __init__(self, words: list[str]) -> None:
         super().__init__()
         self.words = words
 
 
-def _run_guarded(words: list[str], inherited: list[int]) -> None:
-    """Runs the launcher's shim, which here continues as the Python program that it would execute."""
-    from lockstep.launcher import guarded_exec
+def _run(words: list[str], inherited: list[int]) -> None:
+    """Runs what `python WORDS` runs, and what that replaces itself by."""
+    execve = os.execve
 
-    def execute(name: str, command: list[str]) -> None:
-        is_python = name == sys.executable and len(command) > 1
-        if is_python and (command[1] in ("-P", "-m") or command[1].endswith(".py")):
-            raise _Executes(command[1:])
-        os.execv(name, command) if "/" in name else execvp(name, command)
+    def execute(path: str, command: list[str], environment: Mapping[str, str]) -> None:
+        if path != sys.executable or not "".join(command[1:2]).endswith(("-P", "-m", ".py")):
+            execve(path, command, environment)
+        os.environ.clear()
+        os.environ.update(environment)
+        raise _Executes(command[1:])
 
-    execvp, os.execvp = os.execvp, execute  # type: ignore[assignment]
-    try:
+    # Of what a launcher, or a command that becomes a role, calls.
+    os.execve = execute  # type: ignore[assignment]
+    os.execvp = lambda name, words: execute(which(name) or name, words, dict(os.environ))  # type: ignore[assignment,return-value,arg-type]
+    while True:
+        try:
+            _run_once(words, inherited)
+            return
+        except _Executes as executes:
+            words = executes.words
+        # As an interpreter begins.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.orig_argv = [sys.executable, *words]
+        _show(sys.orig_argv, os.environ)
+
+
+def _run_once(words: list[str], inherited: list[int]) -> None:
+    if words[2:3] == [guarded_exec.__file__]:
         guarded_exec.main(inherited[0], int(words[4]), float(words[5]), words[6:])
-    except _Executes as executes:
-        os.execvp = execvp
-        words = executes.words
-    # As an interpreter begins.
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.orig_argv = [sys.executable, *words]
-    _show(sys.orig_argv, [f"{name}={value}" for name, value in os.environ.items()])
-    _run(words, [])
+    is_safe = words[0] == "-P"
+    module, *rest = words[is_safe:]
+    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *_PATH]
+    if module == "-m":
+        sys.argv, sys.path = rest, [*([] if is_safe else [os.getcwd()]), *path]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path = [module, *rest], [str(Path(module).parent), *path]
+        runpy.run_path(module, run_name="__main__")
 
 
 def _serve_launcher() -> None:
@@ -175,11 +180,11 @@ def _serve_launcher() -> None:
         with open(os.devnull, "r+b") as nothing:
             for number in range(3):
                 os.dup2(nothing.fileno(), number)
-        _show([sys.executable, "-m", warm.SERVER], [])
+        _show([sys.executable, "-m", warm.SERVER], {})
         _serve(theirs)
     theirs.close()
     warm.serve_from(ours)
-    supervisor.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": warm.WarmPopen})  # type: ignore[assignment, attr-defined]
+    supervisor.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": warm.WarmPopen})  # type: ignore[attr-defined, assignment]
 
 
 if __name__ == "__main__":
