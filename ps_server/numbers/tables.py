@@ -373,6 +373,8 @@ class Table:
         if self.piece.variable.is_keyed and self._budget.make_file is not None:
             self._files.append(self._budget.make_file(self.rows.max_rows * self.row_bytes))
             memory = self._files[-1].memory
+            # Who looks for keys without rows copies the first row in their place, also before there is one.
+            self._files[-1].reserve(self.row_bytes)
         else:
             memory = self._allocate(what, self.row_bytes)
         return memory.view(self.piece.variable.data_type.dtype).reshape(self.rows.max_rows, self._width)

@@ -148,11 +148,11 @@ class CopyMemory:
     def __init__(self, like: StateMemory, *, make_file: Callable[[int], BytesInFile] | None = None) -> None:
         """`make_file` gives so many bytes in a file; None: in memory. Raises LimitExceeded, OSError."""
         num_bytes = like.nbytes + ALIGNMENT * len(like.arrays)
-        self.num_counted = 0 if make_file is not None else like.nbytes
+        self.is_in_file, self.num_counted = make_file is not None, like.nbytes
         if make_file is not None:
             with contextlib.closing(make_file(num_bytes)) as file:
                 file.reserve(num_bytes)
-                self._mapping, self._rest = None, file.memory
+                self._rest = file.memory
         else:
             self._mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._advise("MADV_HUGEPAGE")
@@ -166,9 +166,8 @@ class CopyMemory:
         self._advise("MADV_FREE")
 
     def _advise(self, name: str) -> None:
-        if self._mapping is not None:
-            with suppress(AttributeError, OSError):  # not every system knows it
-                self._mapping.madvise(getattr(mmap, name))
+        with suppress(AttributeError, OSError):  # not every system knows it
+            self._mapping.madvise(getattr(mmap, name))
 
     def _cut(self, nbytes: int) -> Array:
         piece, self._rest = self._rest[:nbytes], self._rest[nbytes + -nbytes % ALIGNMENT :]
@@ -201,7 +200,9 @@ class CopyMemories:
         return self._budget.allocate_by(lambda: CopyMemory(like, make_file=make_file), 0 if make_file else like.nbytes, purpose=purpose)
 
     def take_back(self, memory: CopyMemory) -> None:
-        """Takes the lent memory back; no other holder may be left."""
+        """Takes the lent memory back; no other holder may be left. A file is not kept: rows may need its room on the disk."""
+        if memory.is_in_file:
+            return
         memory.offer()
         with self._lock:
             self._kept = memory

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -451,7 +451,8 @@ class Shard:
                 step=step,
                 is_torn_allowed=model.applies_on_arrival,
                 is_intact=model.watch_slots(),
-                hold=self._gate.reading(step),
+                # No step waits for what is only read ahead.
+                hold=nullcontext() if request.is_prefetch else self._gate.reading(step),
                 is_prefetch=request.is_prefetch,
             )
 

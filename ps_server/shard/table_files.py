@@ -23,7 +23,7 @@ class TableFile:
 
     def __init__(self, nbytes: int, *, directory: Path) -> None:
         """Raises LimitExceeded."""
-        self._directory = directory
+        self._directory, self._descriptor = directory, -1
         self._size, self._num_reserved = max(1, nbytes), 0
         try:
             self._descriptor, path = tempfile.mkstemp(dir=directory)
@@ -31,6 +31,7 @@ class TableFile:
             os.truncate(self._descriptor, self._size)
             self._mapping = mmap.mmap(self._descriptor, self._size)
         except OSError as error:
+            self.close()
             raise LimitExceeded(
                 f"--table-dir {directory}: no file for rows of tables ({error.strerror}); give a directory on a local disk that can be"
                 " written to"
@@ -59,7 +60,9 @@ class TableFile:
         """Has the system read so many bytes from each of some places, without waiting for them."""
         if not starts.size or not nbytes:
             return
-        pages = np.unique(np.concatenate([starts, starts + nbytes - 1]) // mmap.PAGESIZE)
+        # Of each, a byte on every page.
+        offsets = np.append(np.arange(0, nbytes, mmap.PAGESIZE), nbytes - 1)
+        pages = np.unique((starts[:, None] + offsets) // mmap.PAGESIZE)
         firsts = np.flatnonzero(np.concatenate(([True], pages[1:] > pages[:-1] + 1)))
         counts = np.diff(firsts, append=pages.size)
         for page, count in zip(pages[firsts].tolist(), counts.tolist(), strict=True):

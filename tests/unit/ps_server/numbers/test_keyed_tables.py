@@ -2,10 +2,12 @@
 
 import errno
 import itertools
+import mmap
 import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -465,6 +467,17 @@ def test_a_disk_without_room_refuses_rows_before_any_is_made(tmp_path: Path, mon
     table.await_rows(10)
     table.release()
     assert b"".join(part.tobytes() for part in table.parts.values()) == before
+    with pytest.raises(LimitExceeded, match="its disk has no room"):
+        # Else a reader of a key without a row would end the process on a disk in memory.
+        _table(budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path)))
+
+
+def test_every_page_of_a_row_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, asked = TableFile(40 * mmap.PAGESIZE, directory=tmp_path), []
+    monkeypatch.setattr(file, "_mapping", SimpleNamespace(madvise=lambda advice, start, nbytes: asked.append((start, nbytes))))
+    file.prefetch(np.array([0, 20 * mmap.PAGESIZE]), 4 * mmap.PAGESIZE + 1)
+    assert asked == [(start * mmap.PAGESIZE, 5 * mmap.PAGESIZE) for start in (0, 20)]
+    file.close()
 
 
 def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:

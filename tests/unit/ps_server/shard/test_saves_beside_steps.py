@@ -3,8 +3,10 @@
 import errno
 import mmap
 import re
+import weakref
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from ps_server.numbers.apply import ONE_THREAD
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard.checkpoints import CopyMemories, SavePace, copy_memory
+from ps_server.shard.table_files import TableFile
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.checkpoints import WatchedStorage
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
@@ -86,6 +89,18 @@ def test_system_may_take_the_pages_of_a_copy_that_is_written() -> None:
     memories.take_back(memory)
     assert _lazily_free_bytes() > before + _COPY_BYTES // 2  # the system is late with a few
     assert memories.lend(like, purpose="the next") is memory
+
+
+def test_a_copy_in_a_file_gives_its_room_back_when_it_is_written(tmp_path: Path) -> None:
+    like = StateMemory(values=np.ones(_COPY_BYTES, np.uint8), slots={}, average=None, tables=[])
+    memories = CopyMemories(MemoryBudget(0, owner="ps 0", make_file=partial(TableFile, directory=tmp_path)))
+    memory = memories.lend(like, purpose="a copy")
+    copy_memory(like, like, memory.state, stripes=ONE_THREAD)
+    assert memory.state.values.tobytes() == like.values.tobytes()
+    memories.take_back(memory)
+    is_there = weakref.ref(memory)
+    del memory
+    assert is_there() is None
 
 
 def test_memory_that_is_kept_is_released_when_it_is_needed(storage: WatchedStorage) -> None:
