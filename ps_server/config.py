@@ -51,7 +51,7 @@ class ParameterServerConfig:
         check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network, is_closed=self.security.is_closed)
         if not self.cluster:
             raise InvalidSpec("--cluster: the name is empty; give one, or leave the flag out")
-        if self.table_dir is not None and not (self.table_dir.is_dir() and os.access(self.table_dir, os.W_OK)):
+        if self.table_dir is not None and not (self.table_dir.is_dir() and os.access(self.table_dir, os.W_OK | os.X_OK)):
             raise InvalidSpec(f"--table-dir: {self.table_dir} is no directory that this process may write to; make it, on a local disk")
         try:
             check_name(self.cluster)

@@ -544,7 +544,7 @@ MAX_MEMORY_BYTES: Option[int | None] = Option(
     name="max-memory-bytes",
     parse=_whole(least=1),
     default=None,
-    words="memory for variables, slots and contributions",
+    words="memory for variables, slots and contributions, without files in --table-dir",
     programs=(SERVER,),
     metavar="N",
     otherwise="all memory of the machine",

@@ -442,7 +442,7 @@ class ShardReport:
 
     The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds. `variables_bytes` (two copies)
     and `slots_bytes` (with averages) are parts of `allocated_bytes`; the rest is for contributions, and buffers that are used again. These
-    are `limit_bytes` at most (0: no limit).
+    are `limit_bytes` at most (0: no limit). `files_bytes`: of rows and slots that lie in files, which are not part of them.
     `created_bytes`: first values that have arrived or been made, while the model is being created. `cpu_s`: processor time of the server's
     process, of all threads; 0 where the shard is in the process of another role. `num_rows`: of tables with keys; `num_made` were made,
     `num_evicted` made room for others, `num_refused` keys found none, and `num_unadmitted` were not to have one yet.
@@ -452,6 +452,7 @@ class ShardReport:
     limit_bytes: int = 0
     variables_bytes: int = 0
     slots_bytes: int = 0
+    files_bytes: int = 0
     num_staged: int = 0
     num_pushes: int = 0
     num_stale: int = 0

@@ -2121,6 +2121,7 @@ def write_ShardReport(value: ShardReport, message: Any) -> None:
     message.limit_bytes = value.limit_bytes
     message.variables_bytes = value.variables_bytes
     message.slots_bytes = value.slots_bytes
+    message.files_bytes = value.files_bytes
     message.num_staged = value.num_staged
     message.num_pushes = value.num_pushes
     message.num_stale = value.num_stale
@@ -2145,6 +2146,7 @@ def read_ShardReport(message: Any) -> ShardReport:
         limit_bytes=message.limit_bytes,
         variables_bytes=message.variables_bytes,
         slots_bytes=message.slots_bytes,
+        files_bytes=message.files_bytes,
         num_staged=message.num_staged,
         num_pushes=message.num_pushes,
         num_stale=message.num_stale,

@@ -362,6 +362,11 @@ class Table:
         """Bytes of the slots in memory."""
         return 0 if self._files else len(self.slots) * self.num_rows * self.row_bytes
 
+    @property
+    def files_bytes(self) -> int:
+        """Bytes of rows and slots in files."""
+        return len(self._files) * self.num_rows * self.row_bytes
+
     def release(self) -> None:
         """Takes its memory off the budget; the owner must not use it again."""
         self._budget.release(self._held_bytes)

@@ -509,6 +509,7 @@ class Shard:
                     last_apply_s=self._last_apply_s,
                     variables_bytes=model.variables_bytes if model else 0,
                     slots_bytes=model.slots_bytes if model else 0,
+                    files_bytes=sum(table.files_bytes for table in keyed),
                     created_bytes=self._creation.progress[0] if self._creation else 0,
                     num_rows=sum(table.num_rows for table in keyed),
                     num_made=sum(table.rows.num_made for table in keyed),

@@ -449,7 +449,8 @@ def test_rows_in_files_are_those_that_rows_in_memory_are_and_take_no_memory_of_t
     per_row = [table.bytes_per_new_row for table in tables]
     assert per_row[0] - per_row[1] == 2 * 8 * WIDTH
     assert budgets[0].allocated_bytes - budgets[1].allocated_bytes == tables[0].num_rows * 2 * 8 * WIDTH
-    assert tables[1].slots_bytes == 0
+    assert tables[1].slots_bytes == tables[0].files_bytes == 0
+    assert tables[1].files_bytes == tables[0].num_rows * 2 * 8 * WIDTH
     assert not [*tmp_path.iterdir()], "nothing stays behind"
     tables[1].release()
 
