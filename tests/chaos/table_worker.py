@@ -12,13 +12,15 @@ from tests.chaos import worker
 from worker_client import EmbeddingTable, IndexedSlices, Session
 
 NUM_ROWS = 500
-KEYS = np.arange(-300, 300, 7, dtype=np.int64)
+KEYS = np.arange(-1050, 1050, 7, dtype=np.int64)
 
 
 def join(session: Session) -> None:
     """Brings the model, or joins it."""
     first = worker_client.uniform_initializer(-1.0, 1.0, seed=3)
-    tables = {"rows": EmbeddingTable((NUM_ROWS, 4), initializer=first), "keyed": EmbeddingTable(4, keys="int64", initializer=first)}
+    # So few rows that each of the few buckets halves its counters, and rows make room for others.
+    keyed = EmbeddingTable(4, keys="int64", initializer=first, admit_after=3, max_rows=100)
+    tables = {"rows": EmbeddingTable((NUM_ROWS, 4), initializer=first), "keyed": keyed}
     session.create_or_join({"b": np.ones(13), **tables}, optimizer=worker_client.adagrad(0.1), split_bytes=600, timeout_s=60)
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.chaos import claims
+from tests.chaos import claims, table_worker
 from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
@@ -49,6 +49,18 @@ def test_a_restarted_primary_comes_back_as_standby_and_takes_over_again(start: S
     cluster.await_end(expected={"standby 1": KILLED}, timeout_s=90)
     record("second replica killed after the first came back", standstill_s=cluster.standstill_s(killed_at), target_s=TARGET_S)
     _assert_nothing_lost(cluster)
+
+
+def test_a_server_brought_back_as_standby_knows_how_often_keys_without_rows_occurred(start: Started) -> None:
+    cluster = start(Plan(program=("-m", "tests.chaos.table_worker"), has_standbys=True, max_steps=200))
+    cluster.await_step(12)
+    cluster.kill("ps 1")
+    cluster.restart("ps 1")
+    cluster.await_(lambda: _standby_of(cluster, 1) == cluster.address("ps 1"), what="the restarted server goes along")
+    cluster.kill("standby 1")
+    cluster.await_end(expected={"standby 1": KILLED}, timeout_s=90)
+    claims.assert_each_step_once(cluster.events())
+    cluster.assert_values(table_worker.reference(num_steps=200, num_workers=cluster.plan.num_workers))
 
 
 def test_a_primary_that_stood_still_is_replaced_and_comes_back(start: Started, record: Record) -> None:
