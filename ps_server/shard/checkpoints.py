@@ -568,15 +568,15 @@ class CheckpointPlan:
         """The shards that saved parts of a slice; all of it must be somewhere."""
         name, num_found, shards = piece.variable.name, 0, set()
         for saved, shard in self._saved.get(name, ()):
-            if saved.variable.is_keyed and piece.variable.is_keyed and saved.extent != piece.extent:
-                most = f"{saved.variable.max_rows} rows at most (0: any number), the model's {piece.variable.max_rows}"
-                raise CheckpointMismatch(f"checkpoint {self._checkpoint.tag}: table {name!r} has {most}; give the max_rows that it has")
             if (saved.variable.shape, saved.variable.data_type) != (piece.variable.shape, piece.variable.data_type):
                 has = f"{saved.variable.shape} {saved.variable.data_type.value}"
                 raise CheckpointMismatch(
                     f"checkpoint {self._checkpoint.tag}: variable {name!r} has shape {has}, the model's has {piece.variable.shape}"
                     f" {piece.variable.data_type.value}"
                 )
+            if saved.variable.num_rows != piece.variable.num_rows:  # of one shape, so these are the buckets of keys
+                most = f"{saved.variable.max_rows} rows at most (0: any number), the model's {piece.variable.max_rows}"
+                raise CheckpointMismatch(f"checkpoint {self._checkpoint.tag}: table {name!r} has {most}; give the max_rows that it has")
             num_common = overlap(saved, piece)
             if num_common:
                 num_found += num_common

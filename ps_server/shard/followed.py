@@ -149,8 +149,8 @@ def _blocks(model: ShardModel, selection: Selection, copy: StepCopy) -> Iterator
 def _row_blocks(table: Table, encoding: FloatEncoding, step: int | None) -> Iterator[tuple[int, Array]]:
     """Yields all rows of a table as they were at a step (None: as they are now), while steps change them; offsets in bytes."""
     rows = table.values
-    if not rows.size or table.piece.variable.is_keyed:
-        return  # nobody follows keys
+    if not table.piece.nbytes:
+        return  # also one with keys, which nobody follows
     at_once = max(1, _BLOCK_BYTES // table.row_bytes)
     for first in range(0, len(rows), at_once):
         indices = np.arange(first, min(first + at_once, len(rows)))
