@@ -646,6 +646,7 @@ class TableGroup:
         with np.errstate(all="ignore"):
             sum_dtype = variable.data_type.sum_dtype
             if step.merge.num_trimmed(len(step.weights) if lacks_none else len(given)):
+                # Without factors: only merges by norms have them (MergeSpec.needs_norms).
                 rows = [one.get(position) for one in step.gradients]
                 mean = trimmed_mean_of_rows(rows, step.merge, weights=step.weights, lacks_none=lacks_none, sum_dtype=sum_dtype)
             else:

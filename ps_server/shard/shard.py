@@ -119,7 +119,7 @@ class Shard:
         self.index = index
         self.process_incarnation = process_incarnation
         self._name = f"ps {index}"
-        make_file = partial(TableFile, directory=table_dir) if table_dir is not None else None
+        make_file = partial(TableFile, directory=table_dir, owner=self._name) if table_dir is not None else None
         self.budget = MemoryBudget(memory_limit_bytes, owner=self._name, lock=threading.Lock(), make_file=make_file)
         self._on_shutdown = on_shutdown
         self._apply_threads = apply_threads

@@ -21,9 +21,9 @@ class TableFile:
     `reserve` matters: the system ends a process that writes to a page for which the disk has no room.
     """
 
-    def __init__(self, nbytes: int, *, directory: Path) -> None:
-        """Raises LimitExceeded."""
-        self._directory, self._descriptor = directory, -1
+    def __init__(self, nbytes: int, *, directory: Path, owner: str) -> None:
+        """Raises LimitExceeded, which names the owner."""
+        self._where, self._descriptor = f"{owner}: --table-dir {directory}", -1
         self._size, self._num_reserved = max(1, nbytes), 0
         try:
             self._descriptor, path = tempfile.mkstemp(dir=directory)
@@ -33,8 +33,7 @@ class TableFile:
         except OSError as error:
             self.close()
             raise LimitExceeded(
-                f"--table-dir {directory}: no file for rows of tables ({error.strerror}); give a directory on a local disk that can be"
-                " written to"
+                f"{self._where}: no file for rows of tables ({error.strerror}); give a directory on a local disk that can be written to"
             ) from None
         # Rows lie anywhere: what is beside them is not read, too.
         self._mapping.madvise(mmap.MADV_RANDOM)
@@ -52,7 +51,7 @@ class TableFile:
                 reason = error.strerror
         if nbytes > self._num_reserved:
             raise LimitExceeded(
-                f"--table-dir {self._directory}: its disk has no room for {format_bytes(nbytes - self._num_reserved)} more of tables"
+                f"{self._where}: its disk has no room for {format_bytes(nbytes - self._num_reserved)} more of tables"
                 f" ({reason}); make room there, or add parameter servers"
             )
 

@@ -443,7 +443,10 @@ def _steps(table: Table, *, num_steps: int = 30) -> bytes:
 
 
 def test_rows_in_files_are_those_that_rows_in_memory_are_and_take_no_memory_of_the_budget(tmp_path: Path) -> None:
-    budgets = [MemoryBudget(None, owner="ps 0"), MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path))]
+    budgets = [
+        MemoryBudget(None, owner="ps 0"),
+        MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path, owner="ps 0")),
+    ]
     tables = [_table("adagrad", budget=budget, initializer=UNIFORM) for budget in budgets]
     assert _steps(tables[0]) == _steps(tables[1])
     per_row = [table.bytes_per_new_row for table in tables]
@@ -456,25 +459,27 @@ def test_rows_in_files_are_those_that_rows_in_memory_are_and_take_no_memory_of_t
 
 
 def test_a_disk_without_room_refuses_rows_before_any_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = _table("adagrad", budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path)))
+    table = _table("adagrad", budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path, owner="ps 0")))
     before = _steps(table)
 
     def full(file: int, start: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(LimitExceeded, match=r"its disk has no room for .* MiB more of tables \(No space left on device\); make room"):
+    with pytest.raises(
+        LimitExceeded, match=r"^ps 0: .* its disk has no room for .* MiB more of tables \(No space left on device\); make room"
+    ):
         table.await_rows(1_000_000)
     table.await_rows(10)
     table.release()
     assert b"".join(part.tobytes() for part in table.parts.values()) == before
     with pytest.raises(LimitExceeded, match="its disk has no room"):
         # Else a reader of a key without a row would end the process on a disk in memory.
-        _table(budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path)))
+        _table(budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path, owner="ps 0")))
 
 
 def test_every_page_of_a_row_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, asked = TableFile(40 * mmap.PAGESIZE, directory=tmp_path), []
+    file, asked = TableFile(40 * mmap.PAGESIZE, directory=tmp_path, owner="ps 0"), []
     monkeypatch.setattr(file, "_mapping", SimpleNamespace(madvise=lambda advice, start, nbytes: asked.append((start, nbytes))))
     file.prefetch(np.array([0, 20 * mmap.PAGESIZE]), 4 * mmap.PAGESIZE + 1)
     assert asked == [(start * mmap.PAGESIZE, 5 * mmap.PAGESIZE) for start in (0, 20)]
@@ -482,5 +487,5 @@ def test_every_page_of_a_row_is_read_ahead(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LimitExceeded, match=r"--table-dir .*gone: no file for rows of tables \(No such file or directory\); give a"):
-        _table(budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path / "gone")))
+    with pytest.raises(LimitExceeded, match=r"^ps 0: --table-dir .*gone: no file for rows of tables \(No such file or directory\); give a"):
+        _table(budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path / "gone", owner="ps 0")))

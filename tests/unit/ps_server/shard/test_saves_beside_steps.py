@@ -93,7 +93,7 @@ def test_system_may_take_the_pages_of_a_copy_that_is_written() -> None:
 
 def test_a_copy_in_a_file_gives_its_room_back_when_it_is_written(tmp_path: Path) -> None:
     like = StateMemory(values=np.ones(_COPY_BYTES, np.uint8), slots={}, average=None, tables=[])
-    memories = CopyMemories(MemoryBudget(0, owner="ps 0", make_file=partial(TableFile, directory=tmp_path)))
+    memories = CopyMemories(MemoryBudget(0, owner="ps 0", make_file=partial(TableFile, directory=tmp_path, owner="ps 0")))
     memory = memories.lend(like, purpose="a copy")
     copy_memory(like, like, memory.state, stripes=ONE_THREAD)
     assert memory.state.values.tobytes() == like.values.tobytes()
