@@ -58,7 +58,8 @@ def _encode(old: Array, new: Array, out: Array) -> bool:
         scale = np.ldexp(np.float32(1), np.frexp(np.float32(largest) * _ALMOST)[1] - 3)
         out[:_SCALE_BYTES].view(np.float32)[0] = scale
         for part in _parts(old.size):
-            numbers = np.rint((old[part] - new[part]) / scale)
+            # What is -0 here is 0 for the reader.
+            numbers = np.rint((old[part] - new[part]) / scale) + np.float32(0)
             # Also not so for NaN.
             if not np.abs(numbers).max() <= _MOST:
                 return False

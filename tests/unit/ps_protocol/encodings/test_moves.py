@@ -41,3 +41,13 @@ def test_what_four_bits_do_not_say_is_not_said_so() -> None:
         after = before.copy()
         MIXED.view(after, 0)[3] = number
         assert encode_moves(MIXED, before, after) is None
+
+
+def test_a_zero_that_lost_its_sign_is_not_said_in_four_bits() -> None:
+    before = arena(MIXED)
+    MIXED.view(before, 0).reshape(-1)[3] = -0.0
+    after = moved(before, 7, (-8, -7))
+    MIXED.view(after, 0).reshape(-1)[3] = 0.0
+    assert encode_moves(MIXED, before, after) is None
+    MIXED.view(after, 0).reshape(-1)[3] = -0.0
+    assert encode_moves(MIXED, before, after) is not None
