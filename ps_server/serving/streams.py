@@ -638,12 +638,10 @@ class VariablesStream:
         if reading.step == wanted.held_step:
             self._end_with(pb.ReadResponse(header=header).SerializeToString())
             return
-        if wanted.encoding is not FloatEncoding.INT4_BLOCKS:
-            self._send_values(header, reading, wanted.encoding)
-        elif reading.nbytes() <= SMALL_BYTES:
-            self._send_moves(header, reading)
-        else:
+        if wanted.encoding is FloatEncoding.INT4_BLOCKS:
             self._thread.do(partial(self._send_moves, header, reading))
+        else:
+            self._send_values(header, reading, wanted.encoding)
 
     def _send_moves(self, header: pb.ReadHeader, reading: Reading) -> None:
         """Sends how the values moved, where that is exact; else the values as they are."""

@@ -2,12 +2,13 @@
 
 import threading
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import field
 from itertools import islice
 
 from ps_protocol.encodings.arena import encoded_frames
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
+from ps_protocol.encodings.moves import encode_moves
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -115,3 +116,28 @@ class EncodedVariables:
                     return None
                 shared.made.append(frame)
             return shared.made[position]
+
+
+class EncodedMoves:
+    """How the latest step moved the variables, encoded once for all who read it at a time, and kept no longer. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # The arena and its version, and what was found for it: None where it cannot be said, or while nobody has it.
+        self._arena: weakref.ref[Array] | None = None
+        self._version = 0
+        self._is_exact = True
+        self._found: weakref.ref[Array] | None = None
+
+    def of(self, layout: Layout, before: Array, after: Array, *, version: int, is_intact: Callable[[], bool]) -> Array | None:
+        """Returns what `encode_moves` does; None also once the arenas are not intact. `version`: of what `after` contains."""
+        with self._lock:
+            is_known = self._arena is not None and self._arena() is after and self._version == version
+            found = self._found() if is_known and self._found is not None else None
+            if found is None and (self._is_exact or not is_known):
+                found = encode_moves(layout, before, after)
+                self._arena, self._version, self._is_exact = weakref.ref(after), version, found is not None
+                if not is_intact():
+                    found = None
+                self._found = None if found is None else weakref.ref(found)
+            return found

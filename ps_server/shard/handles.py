@@ -8,7 +8,6 @@ import numpy as np
 
 from ps_protocol.encodings.arena import encoded_frames
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
-from ps_protocol.encodings.moves import encode_moves
 from ps_protocol.errors import FrameOutOfOrder, PsError, StepGone, TruncatedStream
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
@@ -214,8 +213,8 @@ class Creation:
 class Reading:
     """An arena to be copied, valid until `check` fails. `step` is the step that it belongs to; `hold` is entered while it is copied.
 
-    `encode`: yields its frames in an encoding, as `encoded_frames` does. `before`: the arena of the step before, where the reader has that
-    and it is here, and whether it is intact.
+    `encode`: yields its frames in an encoding, as `encoded_frames` does. `encode_moves`: returns how the values moved since the step that
+    the reader has, or None.
     """
 
     def __init__(
@@ -228,7 +227,7 @@ class Reading:
         hold: Callable[[int], AbstractContextManager[None]],
         name: str,
         encode: Callable[[Layout, Array, FloatEncoding, int], Iterable[tuple[int, memoryview]]] = encoded_frames,
-        before: tuple[Array, Callable[[], bool]] | None = None,
+        encode_moves: Callable[[], Array | None] = lambda: None,
     ) -> None:
         self.step = step
         self._memory = memory
@@ -237,17 +236,13 @@ class Reading:
         self._hold = hold
         self._name = name
         self._encode = encode
-        self._before = before
+        self._encode_moves = encode_moves
 
     def moves(self) -> "Reading | None":
-        """Returns how the values moved since the step before, to be copied in their place; None: it cannot be said in less."""
-        if self._before is None:
-            return None
-        memory, is_there = self._before
+        """Returns how the values moved since the step that the reader has, to be copied in their place; None: it cannot be said in less."""
         with self._hold(self.step):
-            found = encode_moves(self._layout, memory, self._memory)
-        self.check()
-        if found is None or not is_there():
+            found = self._encode_moves()
+        if found is None:
             return None
         return Reading(found, layout=self._layout, step=self.step, is_intact=lambda: True, hold=lambda _: nullcontext(), name=self._name)
 

@@ -32,6 +32,7 @@ from ps_protocol.errors import (
     WrongRole,
     printable,
 )
+from ps_protocol.model.variables import Array
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import digest
 from ps_protocol.process.memory import give_back_freed_memory
@@ -74,9 +75,10 @@ from ps_server.contributions.inbox import Contribution
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel, StepWork, difference
 from ps_server.model.snapshot import Snapshot, StateMemory
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner
+from ps_server.numbers.arena import VersionedBuffer
 from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
 from ps_server.shard.checkpoints import Checkpoints, RunInBackground
-from ps_server.shard.encoded_variables import EncodedVariables
+from ps_server.shard.encoded_variables import EncodedMoves, EncodedVariables
 from ps_server.shard.followed import FollowedWeights, StepCopy
 from ps_server.shard.gate import Gate
 from ps_server.shard.handles import Creation, OpenPush, Reading, RowReading
@@ -126,7 +128,7 @@ class Shard:
         self._segments = segments
         self._history = ShardHistory(history, process_incarnation=process_incarnation)
         self._gate = Gate(self._name, budget=self.budget, clock=clock)
-        self._encoded = EncodedVariables(self.budget)
+        self._encoded, self._moves = EncodedVariables(self.budget), EncodedMoves()
         self._followed = FollowedWeights(self.budget, clock=clock)
         self._sharings = Sharings(self._gate, segments, name=self._name)
         self._checkpoints = Checkpoints(
@@ -676,9 +678,6 @@ class Shard:
         found = buffer.step
         assert found is not None
         # Not of a step gone by, which a late reader reads, and not where values change in place.
-        before = None
-        if request.encoding is FloatEncoding.INT4_BLOCKS and request.held_step == found - 1 and not model.applies_on_arrival:
-            before = model.copy_of(found - 1)
         is_shared = found == model.step and not model.applies_on_arrival and buffer.memory.nbytes > SMALL_BYTES
         return Reading(
             buffer.memory,
@@ -688,7 +687,24 @@ class Shard:
             hold=self._gate.reading,
             name="the copy of the variables",
             encode=partial(self._encoded.frames, version=buffer.version) if is_shared else encoded_frames,
-            before=None if before is None else (before.memory, model.watch(before)),
+            encode_moves=self._moves_locked(model, buffer, request),
+        )
+
+    def _moves_locked(self, model: ShardModel, buffer: VersionedBuffer, request: ReadRequest) -> Callable[[], Array | None]:
+        """Returns what encodes how the values came from those that a reader has to those of the buffer, where both are here."""
+        before = None
+        if request.encoding is FloatEncoding.INT4_BLOCKS and not model.applies_on_arrival and buffer.step is not None:
+            before = model.copy_of(buffer.step - 1) if request.held_step == buffer.step - 1 else None
+        if before is None:
+            return lambda: None
+        marks = model.watch(before), model.watch(buffer)
+        return partial(
+            self._moves.of,
+            model.spec.layout,
+            before.memory,
+            buffer.memory,
+            version=buffer.version,
+            is_intact=lambda: all(is_same() for is_same in marks),
         )
 
     def _make_model(self, spec: ShardSpec) -> ShardModel:

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ps_protocol.encodings.arena import encoded_frames
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
+from ps_protocol.encodings.moves import encode_moves
 from ps_protocol.errors import StepGone
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.variables import Array, DataType
@@ -279,3 +281,28 @@ def test_readers_of_values_that_change_in_place_see_each_change() -> None:
             push.finish()
         training.values = content(training.read(), FloatEncoding.AS_IS)
         assert read_by_turns(training) == [training.encoded()] * 2
+
+
+def test_moves_are_encoded_once_for_readers_of_a_step_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, num_encoded = layout_of(variable("w", (2000,))), list[int]()
+    before, after = (np.zeros(layout.nbytes, np.uint8) for _ in range(2))
+    layout.view(after, 0)[...] = 0.5
+
+    def encode(*arguments: Any) -> Array | None:
+        num_encoded.append(1)
+        return encode_moves(*arguments)
+
+    monkeypatch.setattr(encoded_variables, "encode_moves", encode)
+    moves = encoded_variables.EncodedMoves()
+
+    def found(version: int = 1, *, is_intact: bool = True) -> Array | None:
+        return moves.of(layout, before, after, version=version, is_intact=lambda: is_intact)
+
+    one = found()
+    assert one is not None and found() is one and len(num_encoded) == 1
+    del one
+    assert found() is not None and len(num_encoded) == 2
+    layout.view(after, 0)[0] = np.nan
+    assert found(2) is None and found(2) is None and len(num_encoded) == 3
+    layout.view(after, 0)[0] = 0.5
+    assert found(3, is_intact=False) is None
