@@ -3,7 +3,8 @@
 To import NumPy, gRPC and the packages takes 0.3 s of a processor for each process, which was half of what tests of processes took. Here
 each process that runs tests has one that imports them once (`warm_server`), and what it starts is a fork of that one, which runs its
 module as `python -m` does. It is a real process and a child of the tests: it gets signals, can be stopped, killed and waited for, and
-/proc has its command line and environment. It shares memory with the others: tests that look at memory execute theirs.
+/proc has its command line and environment. It shares memory with the others, and the order that their sets have (the seed of hashes): tests
+that look at these execute theirs.
 
 A launcher that is started so (`lockstep up`, `lockstep demo`) starts its roles, and workers that run Python, in the same way: by a server
 of its own, through the real `guarded_exec`. Tests of how a launcher executes its processes use `subprocess`.
@@ -41,12 +42,13 @@ class WarmPopen(_ANY):
 
     def _execute_child(self, args: Sequence[str], *others: Any) -> None:
         # The order of CPython 3.11 to 3.14; whatever a fork would do otherwise is executed.
-        _, preexec, _, pass_fds, cwd, env, _, _, _, *rest = others
-        pipes, group = rest[:6], rest[12]
+        executable, preexec, _, pass_fds, cwd, env, _, _, shell, *rest = others
+        pipes, (_, *identity, is_new_session, group) = rest[:6], rest[6:]
         environment = dict(os.environ if env is None else env)
         is_shim = str(args[3:4]).endswith("guarded_exec.py']") and group == 0
-        is_module = list(args[:2]) == [sys.executable, "-m"] and not pass_fds
-        if preexec or not (is_shim or is_module) or not _SERVER.fits(environment):
+        is_module = list(args[:2]) == [sys.executable, "-m"] and not pass_fds and group == -1
+        is_special = preexec or shell or is_new_session or executable not in (None, args[0]) or identity != [None, None, None, -1]
+        if is_special or not (is_shim or is_module) or not _SERVER.fits(environment):
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", sys.executable, args, cwd, env)
