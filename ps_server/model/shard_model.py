@@ -110,6 +110,8 @@ class ShardModel:
         self.spec = spec
         self.budget = budget
         self.step = spec.initial_step
+        # Since which step variables have the values of the step before the latest, and those of the latest.
+        self._same_since = self.step, self.step
         self.has_applied = False
         # Whether a second chief of this epoch has found these values: a creation from the time of the first changes them no more.
         self.is_settled = False
@@ -324,9 +326,11 @@ class ShardModel:
             return found
         raise self._other_step(step)
 
-    def copy_of(self, step: int) -> VersionedBuffer | None:
-        """Returns the copy that holds `step`, if one does."""
-        return self._arena.find(step)
+    def copy_before(self, buffer: VersionedBuffer, held_step: int | None) -> VersionedBuffer | None:
+        """Returns the copy of the step before the latest one, where that is in the buffer and a reader has the same values; else None."""
+        if held_step is None or buffer.step != self.step or self.applies_on_arrival or not self._same_since[0] <= held_step < self.step:
+            return None
+        return self._arena.find(self.step - 1)
 
     def slot(self, name: str) -> Array:
         """Returns a slot's memory, for all dense variables; raises SlotNotFound."""
@@ -466,11 +470,17 @@ class ShardModel:
         self.inbox.wants_checksums = request.wants_checksums
         self._count(num_nonfinite)
         self._arena.publish_next(self.step)
+        self._same_since = self._same_since[1], self._same_since[1] if self._is_still(work.dense) else self.step
         self._tables.count_growth()
         self.inbox.end(work.contributions, step=self.step - 1)
         self.inbox.discard(request.discards, current_step=self.step)
         self.inbox.advance(self.step)
         self._publish()
+
+    def _is_still(self, dense: StepMemory) -> bool:
+        """Whether a step has nothing for any variable, as that of another server's fragment."""
+        num_slices = len(self.spec.layout.slices)
+        return bool(dense.absent) and not dense.formulas and all(len(absent) == num_slices for absent in dense.absent)
 
     def finish_arrival(self, work: StepWork, *, num_nonfinite: int) -> None:
         """Counts a contribution that has been applied on arrival."""

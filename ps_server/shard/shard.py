@@ -692,9 +692,8 @@ class Shard:
 
     def _moves_locked(self, model: ShardModel, buffer: VersionedBuffer, request: ReadRequest) -> Callable[[], Array | None]:
         """Returns what encodes how the values came from those that a reader has to those of the buffer, where both are here."""
-        before = None
-        if request.encoding is FloatEncoding.INT4_BLOCKS and not model.applies_on_arrival and buffer.step is not None:
-            before = model.copy_of(buffer.step - 1) if request.held_step == buffer.step - 1 else None
+        is_asked = request.encoding is FloatEncoding.INT4_BLOCKS
+        before = model.copy_before(buffer, request.held_step) if is_asked else None
         if before is None:
             return lambda: None
         marks = model.watch(before), model.watch(buffer)

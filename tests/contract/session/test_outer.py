@@ -398,10 +398,10 @@ def joined(session: Session, optimizer: Any = OUTER) -> Session:
     return session
 
 
-@pytest.mark.parametrize("transport", ["grpc", "sockets"])
-def test_moves_of_four_bits_are_read_exactly_and_in_an_eighth_of_the_bytes(transport: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("transport", "fragments"), [("grpc", 1), ("sockets", 1), ("grpc", 2)])
+def test_moves_of_four_bits_are_read_exactly_and_in_an_eighth_of_the_bytes(transport: str, fragments: int, tmp_path: Path) -> None:
     rng, found, num_bytes = np.random.default_rng(0), {}, {}
-    first = {"w": rng.standard_normal((300, 70)).astype(np.float32), "b": np.zeros(40, np.float32)}
+    first = {"w": rng.standard_normal((300, 70)).astype(np.float32), "b": rng.standard_normal((300, 69)).astype(np.float32)}
     for variables in ("float32", "int4"):
         with ExitStack() as stack:
             cluster = ServedCluster(Shape(num_ps=2), stack, directory=tmp_path)
@@ -409,7 +409,7 @@ def test_moves_of_four_bits_are_read_exactly_and_in_an_eighth_of_the_bytes(trans
             session = stack.enter_context(worker_client.connect(cluster.chief_address, transport=transport, wire=wire))
             session.create_or_join(first, optimizer=outer.outer_optimizer(10, bits=4))
             read = []
-            with DiLoCo(session, sync_every=10) as loop:
+            with DiLoCo(session, sync_every=10, fragments=fragments) as loop:
                 before, values = session.membership.traffic.received_bytes, loop.values
                 for number in range(1, 61):
                     inner_step(values, 0, number)
