@@ -18,6 +18,7 @@ except ImportError as error:
 
 from lockstep.launcher.engines import ranks
 from lockstep.launcher.engines.ray_train import WORKERS_VARIABLE, ranks_of
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.options import UP_FLAGS
 
 __all__ = ["LockstepConfig"]
@@ -82,5 +83,7 @@ class _Store:
 
 
 def join(environment: Mapping[str, str]) -> dict[str, str]:
-    """Does what `ranks.join` says."""
+    """Does what `ranks.join` says. Raises InvalidSpec in a process that a worker of Ray Train has started."""
+    if _Store.texts is None:
+        raise InvalidSpec(f"{WORKERS_VARIABLE}: this is not the process of the worker itself: connect there, or name the chief here")
     return ranks.join(ranks_of(environment), _Store(), environment)

@@ -479,7 +479,7 @@ class Shards:
 
         def read_once(index: int, shard: Shard, timeout_s: float) -> int:
             # An answer that broke off has left anything in the memory.
-            held_step = None if step is not None and index in asked else _held(into, index, held)
+            held_step = None if index in asked else _held(into, index, held)
             asked.add(index)
             request = ReadRequest(epoch=self.epoch, step=step, layout_hash=into.layouts[index].hash, held_step=held_step)
             return shard.read(request, into.segments[index], timeout_s=timeout_s)

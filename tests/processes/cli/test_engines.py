@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -222,4 +224,15 @@ def test_a_program_may_catch_that_rank_0_could_not_start_the_cluster(tmp_path: P
         monkeypatch.setenv(name, text)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(lockstep_errors.ClusterNotStarted, match="LOCKSTEP_UP: got"):
+        connect()
+
+
+def test_a_process_that_a_worker_of_ray_train_starts_is_told_that_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {"Backend": object, "BackendConfig": object}
+    content: dict[str, Any] = {"ray": {}, "ray.train": {}, "ray.train.backend": names, "lockstep.ray_train": {}}
+    for name, members in content.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))
+    del sys.modules["lockstep.ray_train"]  # imported anew, and what was there before comes back after the test
+    monkeypatch.setenv("LOCKSTEP_RAY_TRAIN", "0 10.0.0.1")
+    with pytest.raises(lockstep_errors.InvalidSpec, match="LOCKSTEP_RAY_TRAIN: this is not the process of the worker itself"):
         connect()
