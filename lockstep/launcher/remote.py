@@ -45,10 +45,12 @@ class Remote:
         self._files = frozenset(task["returns"])
         # A group of its own: the launcher signals this process's group, which must not end the connection.
         self._way = subprocess.Popen(
-            reach, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stdout.fileno(), process_group=0, bufsize=0
+            reach, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0, bufsize=0
         )
-        assert self._way.stdin is not None and self._way.stdout is not None
-        self._input, self._output = self._way.stdin, self._way.stdout
+        assert self._way.stdin is not None and self._way.stdout is not None and self._way.stderr is not None
+        self._input, self._output, self._errors = self._way.stdin, self._way.stdout, self._way.stderr
+        os.set_blocking(self._errors.fileno(), False)
+        self._last_error = b""
         self._received, self._has_begun = bytearray(), False
         self._end: int | None = None
         self._heard_at = time.monotonic()
@@ -57,14 +59,17 @@ class Remote:
     def run(self, wakeup: socket.socket) -> int:
         """Returns how the process ended; negative: by which signal."""
         selector = selectors.DefaultSelector()
-        selector.register(self._output, selectors.EVENT_READ)
-        selector.register(wakeup, selectors.EVENT_READ)
+        for source in (self._output, self._errors, wakeup):
+            selector.register(source, selectors.EVENT_READ)
         beat_at = time.monotonic() + BEAT_S
         while self._end is None:
             for key, _ in selector.select(max(0.0, beat_at - time.monotonic())):
                 if key.fileobj is wakeup:
                     for number in wakeup.recv(64):
                         self._tell({"signal": number})
+                elif key.fileobj is self._errors:
+                    if not self._pass_error_on():
+                        selector.unregister(self._errors)
                 elif not (data := os.read(self._output.fileno(), 1 << 16)):
                     return self._lost(f"{self._program} ended with exit code {self._way.wait()}")
                 else:
@@ -83,6 +88,13 @@ class Remote:
     def _tell(self, order: dict[str, Any]) -> None:
         with suppress(BrokenPipeError):  # its end is noticed where it is read
             self._input.write(json.dumps(order).encode() + b"\n")
+
+    def _pass_error_on(self) -> bool:
+        """Shows what ssh, or what else reaches the host, says of itself; False: nothing is left."""
+        data = self._errors.read(1 << 16) or b""
+        _write(data)
+        self._last_error = next((line for line in reversed(data.split(b"\n")) if line.strip()), self._last_error)
+        return bool(data)
 
     def _take(self, data: bytes) -> None:
         self._heard_at = time.monotonic()
@@ -121,7 +133,10 @@ class Remote:
         if self._has_begun:
             words = f"host {self._host} is lost: {why}"
         else:
-            words = f"host {self._host} does not run Lockstep's agent: {why}; try it: {self._attempt}"
+            while self._pass_error_on():
+                pass
+            cause = f": {self._last_error.decode(errors='replace').strip()}" if self._last_error else ""
+            words = f"host {self._host} does not run Lockstep's agent: {why}{cause}; try it: {self._attempt}"
         _write(bytes(self._received) + f"{words}\n".encode())
         return EXIT_HOST_LOST
 
