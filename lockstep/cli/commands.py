@@ -58,7 +58,7 @@ COMMANDS: dict[str, Command] = {
         "--address HOST:PORT --ps HOST:PORT,… [flags] -- /path/to/python train.py …",
         (
             "lockstep systemd --address a:5000 --ps a:5001,b:5001 --workers 4 --checkpoint-dir s3://bucket/job --certs-dir /etc/lockstep",
-            "lockstep systemd --address a:5000 --ps b:5001 --workers 2 --certs-dir /etc/job --out units -- /opt/job/bin/python train.py",
+            "lockstep systemd --address a:5000 --ps b:5001 --workers 2 --certs-dir /etc/job -- /opt/job/bin/python /opt/job/train.py",
         ),
     ),
     "server": Command("start", "run one of the roles, for a cluster on several machines", "ps_server", "", ()),
