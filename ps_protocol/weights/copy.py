@@ -147,6 +147,7 @@ class WeightCopy:
         self._allocate, self._release = allocate, release
         self._nbytes = selection.num_words * WORD_BYTES
         self._links: list[_Link] = []
+        self._was_broken_off = False
         # Who fetches all words, of the step that is here and of those before.
         self._whole: _Whole | None = None
         self._aside: list[_Whole] = []
@@ -158,7 +159,8 @@ class WeightCopy:
     def advance(self, step: int, blocks: Iterator[tuple[int, Array]], *, now: float) -> None:
         """Makes it the copy of a later step, whose words come in blocks, in order, each with the position of its first.
 
-        What `blocks` raises is raised again; the copy is then what it was, or, where most words had changed, holds nothing.
+        What `blocks` raises is raised again; the copy is then what it was. Where most words had changed, or it is the second time in a row,
+        it has no step, and the next is copied without a comparison, which takes half as long. Copies put aside stay.
         """
         if not self.words.size:
             self.words = self._allocate(self._nbytes).view(np.uint16)
@@ -174,11 +176,14 @@ class WeightCopy:
                     parts.append(overwrite(self.words, block, start))
                     num_changed += parts[-1].positions.size
         except BaseException:
-            if num_changed > most:
-                self.forget()
+            if num_changed > most or self._was_broken_off:
+                self.step = None
+                self._links.clear()
             else:
                 joined(parts).undo(self.words)
+            self._was_broken_off = True
             raise
+        self._was_broken_off = False
         self._arrive(step, self.selection.digests(self.words), joined(parts) if num_changed <= most else None)
 
     def understood(self, received: Transfer) -> Update:
@@ -272,7 +277,7 @@ class WeightCopy:
         selection = self._selected(request.slices)
         found = self._as_patch(request, selection)
         if found is None:
-            whole = self._whole_for(request, now)
+            whole = self._whole_for(request, newest_step=newest_step, now=now)
             step, digests = whole.step, whole.digests
             content = self._content_of(whole, selection)
             whole.count_reader(is_first=request.offset == 0, is_last=request.offset + PAGE_BYTES >= len(content), now=now)
@@ -317,7 +322,7 @@ class WeightCopy:
             message = self._keep(key, encode_patch(selection.of_patch(merged(patches), self.selection)))
         return step, digests, message
 
-    def _whole_for(self, request: FetchRequest, now: float) -> _Whole:
+    def _whole_for(self, request: FetchRequest, *, newest_step: int, now: float) -> _Whole:
         if self._whole is None and self.step is not None:
             self._whole = _Whole(step=self.step, words=self.words, digests=self.digests)
         if request.step is None and self._whole is not None:
@@ -328,7 +333,8 @@ class WeightCopy:
         for one in (self._whole, *self._aside):
             if one is not None and one.step == request.step:
                 return one
-        raise StepGone(f"step {request.step}: followers get step {self.step} now", facts={"step": str(self.step or 0)})
+        later = newest_step if self.step is None else self.step
+        raise StepGone(f"step {request.step}: followers get step {later} now", facts={"step": str(later)})
 
     def _content_of(self, whole: _Whole, selection: Selection) -> memoryview:
         if selection.of == self.selection.of:

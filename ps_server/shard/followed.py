@@ -77,8 +77,6 @@ class FollowedWeights:
                 one.asked_at = now
                 if copy is not None and (weights.step is None or copy.step > weights.step):
                     weights.advance(copy.step, _blocks(model, weights.selection, copy), now=now)
-                if weights.step is None:
-                    raise StepGone(f"step {request.step} is gone", facts={"step": str(newest_step)})
                 return weights.answer(request, newest_step=newest_step, now=now)
 
     def let_go_unused(self) -> None:

@@ -375,6 +375,10 @@ class Follower:
             except StepGone as error:
                 self._ahead = min(max(1, 2 * self._ahead), _MAX_AHEAD)
                 self._heard(int(error.facts.get("step", 0)))
+                reason = f"steps pass faster than {self._source.place} gives them: {error.message}"
+                self._say(reason)
+                if not self._is_awaited:
+                    silence.explain(reason)
                 continue
             except _NothingYet as error:
                 reason = error.message

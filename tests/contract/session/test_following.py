@@ -1,6 +1,7 @@
 """A follower of the weights: whole steps, as they are made, for programs that generate or serve."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -365,3 +366,12 @@ def test_steps_that_pass_faster_than_servers_can_be_asked_are_aimed_for() -> Non
         for _ in range(4):
             session.step({name: np.ones_like(value) for name, value in VALUES.items()}, timeout_s=20)
         wait_until(lambda: weights.wait(timeout_s=20) >= 3, what="a later step")
+
+
+def test_a_follower_says_that_steps_pass_too_fast_for_it() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session(), closing(follower_of(cluster)) as weights:
+        for shard in cluster.shards:
+            shard.refuse("FetchRequest", *[StepGone("step 7 was overwritten", facts={"step": "7"})] * 1_000)
+        words = "steps pass faster than the cluster of the chief .* gives them: step 7 was overwritten"
+        wait_until(lambda: re.match(words, weights.silence()[1]), what="it says so")

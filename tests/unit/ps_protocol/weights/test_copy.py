@@ -191,6 +191,45 @@ def test_what_cannot_be_copied_to_its_end_shows_nothing_of_it(source: Source, co
     np.testing.assert_array_equal(copy.words, source.at[2])
 
 
+def overwritten() -> Iterator[tuple[int, Array]]:
+    yield 0, random_words(1000, seed=9)
+    raise StepGone("it was overwritten")
+
+
+def test_what_is_overwritten_twice_in_a_row_is_copied_without_a_comparison(
+    source: Source, copy: WeightCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes half as long, so that followers of steps that pass fast get one."""
+    source.make(0)
+    bring(copy, source)
+    for step in (1, 2):
+        with pytest.raises(StepGone):
+            source.versions.advance(step, overwritten(), now=0.0)
+    with monkeypatch.context() as patched:
+        patched.delattr(module, "overwrite")
+        source.make(3)
+    assert not bring(copy, source)
+    np.testing.assert_array_equal(copy.words, source.at[3])
+    source.make(4)
+    assert bring(copy, source)
+
+
+def test_a_whole_copy_stays_for_a_slow_reader_though_no_later_step_can_be_copied(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE_BYTES", 20_000)
+    source.make(0)
+    transfer = Transfer(REQUEST)
+    transfer.take(source.page(transfer.request))
+    for step in (1, 2, 3):
+        with pytest.raises(StepGone):
+            source.versions.advance(step, overwritten(), now=0.0)
+    assert source.versions.step is None
+    while not transfer.is_whole:
+        transfer.take(source.page(transfer.request))
+    np.testing.assert_array_equal(transfer.content.view(np.uint16), source.at[0])
+    with pytest.raises(StepGone):
+        source.page(replace(REQUEST, step=1))
+
+
 def test_a_reader_that_keeps_patches_gives_them_to_others(source: Source) -> None:
     selection = source.versions.selection
     relay, reader = WeightCopy(selection, keeps_patches=True), WeightCopy(selection)
