@@ -41,7 +41,8 @@ class FetchRequest:
 
     `step` None: the newest, once it is above `held_step`. A step that is not there yet is waited for, for `max_wait_s`; then, or if it is
     gone, the answer is StepNotReady or StepGone, whose facts have the `step` that can be had. `slices`: positions in `layout.pieces`;
-    empty: all dense ones. `offset`: of the page's first byte; pages after the first must name the step of the first.
+    empty: all dense ones. `offset`: of the page's first byte; pages after the first must name the step of the first, and no `held_step`
+    where that was not of a patch.
     """
 
     era: Era

@@ -69,7 +69,10 @@ class Transfer:
     def take(self, reply: FetchReply) -> int:
         """Takes the next page and returns its bytes. Raises MalformedMessage if it is none of this answer."""
         if self._first is None:
-            self._first, self._content = reply, np.empty(reply.num_bytes, np.uint8)
+            try:
+                self._first, self._content = reply, np.empty(reply.num_bytes, np.uint8)
+            except (MemoryError, ValueError):
+                raise MalformedMessage(f"an answer of {reply.num_bytes} bytes, which no memory has") from None
         assert self._content is not None
         start, size = self.request.offset, len(reply.content)
         if (reply.step, reply.is_patch, reply.num_bytes) != (self._first.step, self._first.is_patch, self._first.num_bytes) or (
@@ -79,7 +82,8 @@ class Transfer:
                 f"a page of {size} bytes at {start} of {reply.num_bytes}, step {reply.step}; want step {self._first.step}"
             )
         self._content[start : start + size] = np.frombuffer(reply.content, np.uint8)
-        self.request = replace(self.request, step=reply.step, offset=start + size, max_wait_s=0.0)
+        held_step = self.request.held_step if reply.is_patch else None  # says of the pages to come of which answer they are
+        self.request = replace(self.request, step=reply.step, held_step=held_step, offset=start + size, max_wait_s=0.0)
         return size
 
 
@@ -193,6 +197,8 @@ class WeightCopy:
         if proof.size != len(selection.of):
             raise MalformedMessage(f"{proof.size} digests for {len(selection.of)} slices")
         if reply.is_patch:
+            if self.step is None:
+                raise MalformedMessage(f"a patch to step {reply.step}, where no step is held")
             patch = decode_patch(received.content.data, num_words=selection.num_words)
             return Update(step=reply.step, proof=proof, patch=patch)
         if reply.num_bytes != selection.num_words * WORD_BYTES:
@@ -277,7 +283,10 @@ class WeightCopy:
         selection = self._selected(request.slices)
         found = self._as_patch(request, selection)
         if found is None:
-            whole = self._whole_for(request, newest_step=newest_step, now=now)
+            whole = self._whole_for(request, now)
+            if whole is None or (request.offset and request.held_step is not None):  # the rest of a patch that is let go
+                later = newest_step if self.step is None else self.step
+                raise StepGone(f"step {request.step}: followers get step {later} now", facts={"step": str(later)})
             step, digests = whole.step, whole.digests
             content = self._content_of(whole, selection)
             whole.count_reader(is_first=request.offset == 0, is_last=request.offset + PAGE_BYTES >= len(content), now=now)
@@ -310,19 +319,23 @@ class WeightCopy:
     def _as_patch(self, request: FetchRequest, selection: Selection) -> tuple[int, Array, bytes] | None:
         """Returns the step that a reader gets by a patch, the digests there, and the patch; None if it gets the whole."""
         step = self.step if request.step is None else request.step
+        if step is None or request.held_step is None:
+            return None
+        key = (request.held_step, step, request.slices)
+        message = self._messages.get(key)
+        if message is not None and request.offset:
+            return step, self.digests, message  # also where what it was made of is let go; its first page had the digests
         found = self.patches_since(request.held_step, step)
-        if step is None or found is None:
+        if found is None:
             return None
         patches, digests = found
         if sum(patch.positions.size for patch in patches) > self.selection.num_words * _MOST_CHANGED:
             return None
-        key = (request.held_step, step, request.slices)
-        message = self._messages.get(key)
         if message is None:
             message = self._keep(key, encode_patch(selection.of_patch(merged(patches), self.selection)))
         return step, digests, message
 
-    def _whole_for(self, request: FetchRequest, *, newest_step: int, now: float) -> _Whole:
+    def _whole_for(self, request: FetchRequest, now: float) -> _Whole | None:
         if self._whole is None and self.step is not None:
             self._whole = _Whole(step=self.step, words=self.words, digests=self.digests)
         if request.step is None and self._whole is not None:
@@ -330,11 +343,7 @@ class WeightCopy:
             last = self._aside[-1] if len(self._aside) == MAX_LEASED else None
             is_young = last is not None and last.joined_until > now and (request.held_step is None or last.step > request.held_step)
             return last if last is not None and is_young else self._whole
-        for one in (self._whole, *self._aside):
-            if one is not None and one.step == request.step:
-                return one
-        later = newest_step if self.step is None else self.step
-        raise StepGone(f"step {request.step}: followers get step {later} now", facts={"step": str(later)})
+        return next((one for one in (self._whole, *self._aside) if one is not None and one.step == request.step), None)
 
     def _content_of(self, whole: _Whole, selection: Selection) -> memoryview:
         if selection.of == self.selection.of:

@@ -389,8 +389,9 @@ class Follower:
             except MalformedMessage as error:
                 log.warning("fetching all of the weights anew: %s", error.message)
                 reason = error.message
-                for copy in self._copies:
-                    copy.forget()
+                with self._changed:
+                    for copy in self._copies:
+                        copy.forget()
             except (Unavailable, ShuttingDown, DeadlineExceeded, LimitExceeded) as error:
                 reason = error.message
             except Exception as error:  # else those who wait would wait for ever

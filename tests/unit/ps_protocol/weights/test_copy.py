@@ -191,6 +191,40 @@ def test_what_cannot_be_copied_to_its_end_shows_nothing_of_it(source: Source, co
     np.testing.assert_array_equal(copy.words, source.at[2])
 
 
+@pytest.mark.parametrize("is_read_whole", [False, True])
+def test_a_slow_reader_gets_all_pages_of_a_patch_whose_parts_are_let_go(
+    source: Source, copy: WeightCopy, monkeypatch: pytest.MonkeyPatch, is_read_whole: bool
+) -> None:
+    """Also where others read all words of its step."""
+    source.make(0)
+    bring(copy, source)
+    monkeypatch.setattr(module, "PAGE_BYTES", 5_000)
+    source.make(1, share=0.3)
+    transfer = Transfer(replace(REQUEST, held_step=0))
+    transfer.take(source.page(transfer.request))
+    if is_read_whole:
+        source.page(REQUEST)
+    source.make(2, share=0.3)
+    assert source.versions.patches_since(0) is None
+    while not transfer.is_whole:
+        transfer.take(source.page(transfer.request))
+    assert not copy.put(copy.understood(transfer))
+    np.testing.assert_array_equal(copy.words, source.at[1])
+    source.versions.forget()
+    with pytest.raises(StepGone):
+        source.page(replace(REQUEST, held_step=0, step=1, offset=5_000))
+
+
+def test_who_gets_all_words_asks_for_no_pages_of_a_patch(source: Source, copy: WeightCopy, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.make(0)
+    bring(copy, source)
+    monkeypatch.setattr(module, "PAGE_BYTES", 20_000)
+    source.make(1, share=0.8)
+    transfer = Transfer(replace(REQUEST, held_step=0))
+    transfer.take(source.page(transfer.request))
+    assert (transfer.request.step, transfer.request.held_step) == (1, None)
+
+
 def overwritten() -> Iterator[tuple[int, Array]]:
     yield 0, random_words(1000, seed=9)
     raise StepGone("it was overwritten")
@@ -343,3 +377,16 @@ def test_an_answer_that_does_not_fit_the_selection_is_refused(source: Source, co
     transfer.take(replace(source.page(transfer.request), **wrong))  # type: ignore[arg-type]
     with pytest.raises(MalformedMessage):
         copy.understood(transfer)
+
+
+def test_a_patch_is_refused_where_no_step_is_held(source: Source, copy: WeightCopy) -> None:
+    source.make(0)
+    source.make(1)
+    with pytest.raises(MalformedMessage, match="no step is held"):
+        copy.understood(source.fetch(replace(REQUEST, held_step=0)))
+
+
+def test_an_answer_that_fits_no_memory_is_refused(source: Source) -> None:
+    source.make(0)
+    with pytest.raises(MalformedMessage, match="which no memory has"):
+        Transfer(REQUEST).take(replace(source.page(REQUEST), num_bytes=(1 << 64) - 1))
