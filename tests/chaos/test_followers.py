@@ -143,7 +143,7 @@ def test_a_follower_shows_no_wrong_bit_and_goes_on_with_the_next_step(
 
 @pytest.mark.shows("F39")
 def test_readers_of_relays_that_are_killed_go_on_when_these_are_there_again(start: Started, follow: Following, record: Record) -> None:
-    cluster = start(Plan(max_steps=ENDLESS, pace_s=0.5))
+    cluster = start(Plan(max_steps=ENDLESS, pace_s=1.0))
     cluster.await_step(2)
     relays = {"relay 0": cluster.chief_address, "relay 1": cluster.address("relay 0")}
     for name, followed in relays.items():
