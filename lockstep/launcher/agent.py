@@ -196,7 +196,7 @@ class Orders:
             self._queue.put(json.loads(line))
         self._queue.put(None)
         # Nobody may read what this process writes any more, so its main thread may never get to the order. The guardian ends the rest.
-        time.sleep(_END_S)
+        time.sleep(_END_S)  # no condition to wait on: the main thread may be stuck in a write
         os._exit(1)
 
 

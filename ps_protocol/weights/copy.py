@@ -37,7 +37,7 @@ MAX_LEASED = 2
 # Newcomers are sent to a copy for so long after it was put aside: else they would keep it for ever, one after the other.
 _JOIN_S = 2.0
 # Of the words, so many may change in a step that a patch is made: more of them take longer to find than to send.
-_MOST_CHANGED = 1 / 3
+MOST_CHANGED = 1 / 3
 _MAX_SELECTIONS = 64
 
 
@@ -169,7 +169,7 @@ class WeightCopy:
         if not self.words.size:
             self.words = self._allocate(self._nbytes).view(np.uint16)
         self._put_aside(now)
-        before, most = self.step, int(self.words.size * _MOST_CHANGED) if self.words.size <= MAX_WORDS else 0
+        before, most = self.step, int(self.words.size * MOST_CHANGED) if self.words.size <= MAX_WORDS else 0
         parts: list[Patch] = []
         num_changed = 0 if before is not None else self.words.size
         try:
@@ -329,7 +329,7 @@ class WeightCopy:
         if found is None:
             return None
         patches, digests = found
-        if sum(patch.positions.size for patch in patches) > self.selection.num_words * _MOST_CHANGED:
+        if sum(patch.positions.size for patch in patches) > self.selection.num_words * MOST_CHANGED:
             return None
         if message is None:
             message = self._keep(key, encode_patch(selection.of_patch(merged(patches), self.selection)))

@@ -230,8 +230,8 @@ class Inbox:
 
     `accepts_any_step`: contributions of steps gone by, or ahead of this shard's, are taken too. `rejects_nonfinite`: those that are not
     finite are refused. `wants_checksums`: each will be asked for its checksum, which is computed while it is put in order. The caller
-    serialises all calls but `complete`. What workers write into `shared` memory no call opens and nothing here
-    checks: it is found when it is selected, and its worker's session has looked at it.
+    serialises all calls but `complete`. No call announces what workers write into `shared` memory, and nothing here checks it: their
+    sessions have done so, and a step finds it there.
     """
 
     def __init__(self, staging: StagingMemory, *, max_staged_per_worker: int, shared: SharedBuffers | None = None) -> None:

@@ -155,7 +155,6 @@ class KeyedRows:
             needed = numbers[numbers >= 0]
             ages = (lambda rows: np.uint32((now + 1) & _STEP_BITS) - self._use[rows]) if evicts else None
             places = self._buckets.places(keys[new], needed=needed, ages=ages, keys_of=self._index.keys)
-            self.num_refused += new.size - places.added.size - places.replacing.size
             new, evicted = new[np.concatenate([places.added, places.replacing])], places.evicted
         elif self._max_age and evicts and new.size:
             evicted = self._some_that_are_gone(new.size, needed=numbers, now=now)
@@ -176,6 +175,7 @@ class KeyedRows:
             self._index.replace(plan.evicted, keys[plan.new[num_added:]])
         self.num_made += plan.new.size
         self.num_evicted += plan.evicted.size
+        self.num_refused += int(np.count_nonzero(plan.numbers < 0))
         if self._use.size:
             self._use[plan.numbers[plan.numbers >= 0]] = step & _STEP_BITS
 

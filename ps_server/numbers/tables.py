@@ -279,20 +279,22 @@ class Table:
         previous = np.take(self.values, plan.numbers, axis=0, mode="clip")
         if plan.begins.size:
             first = previous[plan.begins] = self._first_values(keys[plan.begins])
-        known, numbers = _known(RowGradient(indices=keys, rows=previous), plan.numbers)
-        journal = known
+        known, numbers = _known(gradient, plan.numbers)
+        if known is not gradient:
+            previous = previous[plan.numbers >= 0]
+        changed, overwritten = known.indices, previous
         if plan.evicted.size:
             former = self.rows.former_keys(plan.evicted)
-            every = np.concatenate([known.indices, former])
-            order = np.argsort(every)
             left = self._rows_at(self.values, former, self._first_values, step=now)
-            journal = RowGradient(indices=every[order], rows=np.concatenate([known.rows, left])[order])
-        self._advance(Journal(journal.indices, journal.rows))
+            changed, overwritten = np.concatenate([changed, former]), np.concatenate([previous, left])
+            order = np.argsort(changed)
+            changed, overwritten = changed[order], overwritten[order]
+        self._advance(Journal(changed, overwritten))
         if plan.begins.size:
             self._renew(plan.numbers[plan.begins], first)
         self.rows.carry_out(plan, keys, step=self._progress.step)
         self._mark(numbers)
-        self._update_rows(numbers, _known(gradient, plan.numbers)[0], known.rows)
+        self._update_rows(numbers, known, previous)
 
     def _mark(self, numbers: Array) -> None:
         """Notes that the step that has just been made known changes these rows."""

@@ -95,8 +95,8 @@ _LOOK_S = 0.1
 
 class Shard:
     """Holds one shard. Thread-safe. `process_incarnation` is random for each start; `memory_limit_bytes` None: no limit.
-    `table_dir`: where rows of tables without a size lie in files; None: they lie in memory.
 
+    `table_dir`: where rows of tables without a size lie in files; None: they lie in memory.
     `on_shutdown` is called with the reason when the chief ends the process. `apply_threads` share the work of a step; the caller owns them.
     `segments` makes memory that workers of the same host may share; None: there is none. `storage` is where checkpoints are; None: nowhere.
     `run_in_background` begins the writing and the reading of checkpoints (None: in threads). `history` is kept if it is given.

@@ -13,6 +13,7 @@ from dataclasses import replace
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, InvalidSpec, PermissionDenied, StorageFailed, StorageFull, Superseded
 from ps_protocol.process.waiting import delays_s
+from ps_protocol.weights.copy import MOST_CHANGED
 from ps_protocol.weights.words import Patch, merged
 from worker_client.following.follower import Follower, Held
 from worker_client.following.index import INDEX, Index, decode_index, encode_index
@@ -24,8 +25,6 @@ log = logging.getLogger("lockstep.follow")
 KEEP_STEPS = 100
 KEEP_S = 60.0
 ANCHOR_STEPS = 100
-# Of the words, so many may change that a patch is written.
-_MOST_CHANGED = 1 / 3
 _MAX_PAUSE_S = 5.0
 _OURS = re.compile(r"(anchor|patch)-[0-9]{9,}-.*")
 _TRIED_AGAIN = (StorageFull, StorageFailed, PermissionDenied)
@@ -167,7 +166,7 @@ class StoreKeeper:
             if None not in found:
                 patches = [merged(one[0]) for one in found if one is not None]
         num_words = sum(copy.selection.num_words for copy in held.copies)
-        if sum(patch.positions.size for patch in patches) > num_words * _MOST_CHANGED:
+        if sum(patch.positions.size for patch in patches) > num_words * MOST_CHANGED:
             patches = []
         is_due = not patches or self._is_anchor_due(held.version.step, sum(patch.nbytes for patch in patches))
         return Taken(held, [copy.digests for copy in held.copies], [copy.words.copy() for copy in held.copies] if is_due else (), patches)

@@ -82,8 +82,8 @@ def statuses(chief: Chief, *, seconds: float) -> Iterator[tuple[ClusterStatus, f
         if left_s <= 0:
             return
         step_s = sum(entry.duration_s for entry in status.ledger) / len(status.ledger) if status.ledger else _LONGEST_S
-        # The chief answers at once, so this loop sets the pace: it polls again before half of the ledger has been replaced.
-        time.sleep(min(left_s, max(_SHORTEST_S, min(_LONGEST_S, step_s * _NUM_ENTRIES / 2))))
+        pause_s = max(_SHORTEST_S, min(_LONGEST_S, step_s * _NUM_ENTRIES / 2))
+        time.sleep(min(left_s, pause_s))  # the chief answers at once, so this loop sets the pace: half of the ledger may be replaced
 
 
 def add_tensorboard_arguments(parser: argparse.ArgumentParser) -> None:
