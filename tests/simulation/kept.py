@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ps_protocol.model.data import DataSpec
+from ps_protocol.model.merging import MergeName, MergeSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY
@@ -19,10 +20,8 @@ FILE = Path(__file__).with_name("kept.jsonl")
 def keep(scenario: Scenario, what: str) -> None:
     """Adds one."""
     fields = {**asdict(scenario), "durability": scenario.durability.value if scenario.durability else None}
-    fields["policy"] |= {"name": scenario.policy.name.name, "tokens": scenario.policy.tokens.name}
-    fields["policy"] |= {"too_stale": scenario.policy.too_stale.name}
     with FILE.open("a") as file:
-        file.write(json.dumps({"what": what, **fields}) + "\n")
+        file.write(json.dumps({"what": what, **fields}, default=lambda kind: kind.name) + "\n")
 
 
 def kept() -> Iterator[tuple[str, Scenario]]:
@@ -44,4 +43,6 @@ def _scenario(fields: Mapping[str, Any]) -> Scenario:
 
 def _policy(fields: Mapping[str, Any]) -> PolicySpec:
     kinds = {"name": PolicyName[fields["name"]], "tokens": TokenMode[fields["tokens"]], "too_stale": TooStale[fields["too_stale"]]}
-    return PolicySpec(**{**fields, **kinds})
+    merge = fields.get("merge")
+    merged = {"merge": MergeSpec(name=MergeName[merge["name"]], number=merge["number"])} if merge else {}
+    return PolicySpec(**{**fields, **kinds, **merged})

@@ -192,6 +192,7 @@ class ModelCalls:
     def complete(self, call: int, request: CompleteInitializationRequest, now: float) -> None:
         """The shards hold their initial values: training begins."""
         member, registry = self._cluster.worker(request.participant, "initialise the model", now), self._registry
+        self._refuse_if_over()
         if not registry.is_ready and self._servers.unreachable_since is not None:
             # It may be another process by now, which has lost this chief's number, and that another chief has: the values are that one's.
             raise Unavailable(f"the first values are not safe yet: {'; '.join(self._servers.explain_unreachable(now))}")
@@ -268,8 +269,7 @@ class ModelCalls:
         registry, model, participant, ending = self._registry, ask.model, ask.participant, self._cluster.ending
         registry.check(model)
         check_model(self._cluster.settings.config.policy, model)
-        if ending.is_finished and not registry.is_ready:
-            raise TrainingFailed(ending.words_before_a_model)
+        self._refuse_if_over()
         if not self._servers.are_adopted:
             return None
         if ask.joins_only and registry.initializer is None and not registry.held:
@@ -282,6 +282,12 @@ class ModelCalls:
         # Contributions that are counted and not applied when training ends are left out.
         attached = self._cluster.attachments.lasting_of(participant.index, only_applied=ending.is_finished)
         return self._reply(state, attached=attached)
+
+    def _refuse_if_over(self) -> None:
+        """Raises TrainingFailed if training was finished before there was a model: none begins any more."""
+        ending = self._cluster.ending
+        if ending.is_finished and not self._registry.is_ready:
+            raise TrainingFailed(ending.words_before_a_model)
 
     def _so_far(self, ask: _Ask, now: float) -> ModelReply | AgreedModel:
         if isinstance(ask, GetModelRequest):

@@ -346,6 +346,15 @@ def test_a_worker_that_creates_the_model_when_training_finishes_is_told_so() -> 
     assert isinstance(driver.answers[call], TrainingFailed)
 
 
+def test_a_worker_that_has_created_the_model_after_training_finished_is_told_so() -> None:
+    driver = Driver(policy=PolicySpec(name=PolicyName.ASYNC))
+    worker = Worker(driver, 0)
+    driver.ask_model(worker)
+    driver.ask(FinishTrainingRequest(reason="enough"))
+    with pytest.raises(TrainingFailed, match="before a model was initialised"):  # no model begins any more: it would wait for ever
+        driver.ask(CompleteInitializationRequest(participant=worker.participant, attempt=1))
+
+
 def test_a_chief_that_is_asked_to_end_while_a_server_is_lost_does_not_wait_for_a_checkpoint() -> None:
     driver = at_work()
     driver.is_manual = True
