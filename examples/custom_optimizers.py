@@ -9,7 +9,7 @@ lockstep up --ps 2 --workers 2 -- python examples/custom_optimizers.py
 import os
 
 import lockstep
-from lockstep.demo.digits import evaluate, initial_values, load_digits, loss_and_gradients, split
+from lockstep.demo.digits import NETWORK, evaluate, initial_values, load_digits, split
 
 NUM_STEPS = 150
 
@@ -47,7 +47,7 @@ def main() -> None:
             for step in range(NUM_STEPS):
                 batch = train.batch(64, worker=session.worker_index, step=step)
                 gradients = session.gradient_buffers()
-                loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
+                NETWORK.loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
                 session.step(gradients)
             accuracy = evaluate(session.read(), test.images, test.labels).accuracy
         print(f"{name}: accuracy {accuracy:.4f}")

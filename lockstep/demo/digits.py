@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn, a small network in plain NumPy that learns them, and suitable optimizers. Knows no cluster."""
+"""The handwritten digits of scikit-learn, a small network that learns them, and suitable optimizers. Knows no cluster."""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ import worker_client
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
+from worker_client.neural_network import Network
 
 # The data: the split into training and test examples, each worker's part, each step's batch.
 
@@ -18,7 +19,6 @@ from ps_protocol.model.variables import Array
 _NUM_TEST = 360
 _SPLIT_SEED = 20240229
 _MAX_PIXEL = 16
-_NUM_PIXELS = 64
 
 MISSING = "the handwritten digits come with scikit-learn, which is not installed: pip install 'lockstep-ps[demo]'"
 
@@ -61,20 +61,18 @@ def split(rows: Array) -> tuple[Examples, Examples]:
     """Returns the training examples and the test examples; the split is always the same."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(rows))
     train, test = (
-        Examples(images=part[:, :_NUM_PIXELS] / np.float32(_MAX_PIXEL), labels=part[:, _NUM_PIXELS].astype(np.int64))
+        Examples(images=part[:, :NUM_PIXELS] / np.float32(_MAX_PIXEL), labels=part[:, NUM_PIXELS].astype(np.int64))
         for part in (rows[order[_NUM_TEST:]], rows[order[:_NUM_TEST]])
     )
     return train, test
 
 
-# A small neural network: its variables, its loss, and its gradients, derived by hand.
+# The network, and what it has learnt.
 
-
-Variables = Mapping[str, Array]
 
 NUM_PIXELS = 64
 NUM_CLASSES = 10
-NUM_HIDDEN = 64
+NETWORK = Network(sizes=(NUM_PIXELS, 64, NUM_CLASSES), activation="relu", dtype=np.float32)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,52 +83,16 @@ class Evaluation:
     accuracy: float
 
 
-def initial_values(*, seed: int, num_hidden: int = NUM_HIDDEN) -> dict[str, Array]:
+def initial_values(*, seed: int) -> dict[str, Array]:
     """Returns the variables before training; the same seed gives the same values everywhere."""
-    random = np.random.default_rng(seed)
-    return {
-        "hidden/weights": _he_normal(random, NUM_PIXELS, num_hidden),
-        "hidden/biases": np.zeros(num_hidden, np.float32),
-        "output/weights": _he_normal(random, num_hidden, NUM_CLASSES),
-        "output/biases": np.zeros(NUM_CLASSES, np.float32),
-    }
+    return NETWORK.initial_values(np.random.default_rng(seed))
 
 
-def loss_and_gradients(variables: Variables, images: Array, labels: Array, *, into: Mapping[str, Array]) -> float:
-    """Returns the mean cross-entropy of the examples and writes its gradients into the arrays of `into`."""
-    hidden, probabilities = _forward(variables, images)
-    examples = np.arange(len(labels))
-    # A probability can round to zero, and its logarithm must stay finite.
-    loss = -float(np.log(np.maximum(probabilities[examples, labels], np.finfo(probabilities.dtype).tiny)).mean())
-    d_logits = probabilities
-    d_logits[examples, labels] -= 1.0
-    d_logits /= len(labels)
-    d_hidden = (d_logits @ variables["output/weights"].T) * (hidden > 0)
-    np.matmul(hidden.T, d_logits, out=into["output/weights"])
-    np.sum(d_logits, axis=0, out=into["output/biases"])
-    np.matmul(images.T, d_hidden, out=into["hidden/weights"])
-    np.sum(d_hidden, axis=0, out=into["hidden/biases"])
-    return loss
-
-
-def evaluate(variables: Variables, images: Array, labels: Array) -> Evaluation:
+def evaluate(variables: Mapping[str, Array], images: Array, labels: Array) -> Evaluation:
     """Returns loss and accuracy on the examples."""
-    _, probabilities = _forward(variables, images)
+    probabilities = NETWORK.predictions(variables, images)
     chosen = np.maximum(probabilities[np.arange(len(labels)), labels], np.finfo(probabilities.dtype).tiny)
     return Evaluation(loss=-float(np.log(chosen).mean()), accuracy=float((probabilities.argmax(axis=1) == labels).mean()))
-
-
-def _forward(variables: Variables, images: Array) -> tuple[Array, Array]:
-    hidden = np.maximum(images @ variables["hidden/weights"] + variables["hidden/biases"], 0.0)
-    logits = hidden @ variables["output/weights"] + variables["output/biases"]
-    logits -= logits.max(axis=1, keepdims=True)  # so that no exponential overflows
-    exponentials = np.exp(logits)
-    return hidden, exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-def _he_normal(random: np.random.Generator, num_inputs: int, num_outputs: int) -> Array:
-    values: Array = random.standard_normal((num_inputs, num_outputs)) * np.sqrt(2.0 / num_inputs)
-    return values.astype(np.float32)
 
 
 # The optimizers to choose from, with a suitable learning rate for each.

@@ -13,12 +13,12 @@ import worker_client
 from lockstep.demo.digits import (
     DEFAULT,
     NAMES,
+    NETWORK,
     Examples,
     ExamplesMissing,
     evaluate,
     initial_values,
     load_digits,
-    loss_and_gradients,
     optimizer_of,
     split,
 )
@@ -66,7 +66,7 @@ def _train(
         start = time.monotonic()
         step, variables, gradients = session.local_step, session.read(), session.gradient_buffers()
         batch = part.batch(_BATCH_SIZE, worker=session.worker_index, step=step)
-        metrics = {"loss": loss_and_gradients(variables, batch.images, batch.labels, into=gradients)}
+        metrics = {"loss": NETWORK.loss_and_gradients(variables, batch.images, batch.labels, into=gradients)}
         if session.worker_index == 0 and start - said_at >= _REPORT_EVERY_S:
             said_at = start
             metrics["test_accuracy"] = evaluate(variables, test.images, test.labels).accuracy

@@ -11,7 +11,7 @@ import numpy as np
 import lockstep
 from benchmarks.harness.arguments import add_json, at_least_one, show
 from benchmarks.report.figures import as_row, head_rows
-from lockstep.demo.digits import NUM_CLASSES, NUM_PIXELS, evaluate, initial_values, loss_and_gradients
+from lockstep.demo.digits import NETWORK, NUM_CLASSES, NUM_PIXELS, evaluate, initial_values
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array
 
@@ -92,7 +92,7 @@ class Learner:
         for name, value in anchor.items():
             self.values[name][...] = value
         for _ in range(num_inner):
-            loss_and_gradients(self.values, *self._data.draw(self._random, _BATCH_SIZE), into=self._gradients)
+            NETWORK.loss_and_gradients(self.values, *self._data.draw(self._random, _BATCH_SIZE), into=self._gradients)
             self._inner.step(self.values, self._gradients)
         return {name: value - self.values[name] for name, value in anchor.items()}
 

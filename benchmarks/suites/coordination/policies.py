@@ -14,7 +14,7 @@ from benchmarks.harness.arguments import add_json, at_least_one
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import as_row, head_rows
 from benchmarks.suites.coordination.learning import BATCH_SIZE, keep_pace, learn, run_workers
-from lockstep.demo.digits import Examples, evaluate, loss_and_gradients
+from lockstep.demo.digits import NETWORK, Examples, evaluate
 from lockstep.launcher.spec import ClusterSpec
 from worker_client import Session
 
@@ -57,7 +57,7 @@ def _train(work: PolicyWork, session: Session, part: Examples, test: Examples) -
         batch_begin = time.monotonic()
         batch = part.batch(BATCH_SIZE, worker=session.worker_index, step=num_batches)
         gradients = session.gradient_buffers()
-        loss_and_gradients(session.views(), batch.images, batch.labels, into=gradients)
+        NETWORK.loss_and_gradients(session.views(), batch.images, batch.labels, into=gradients)
         keep_pace(batch_begin, pace_s=pace_s)
         push_begin = time.monotonic()
         result = session.step(gradients)

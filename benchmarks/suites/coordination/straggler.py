@@ -18,7 +18,7 @@ from benchmarks.report.figures import table_lines
 from benchmarks.report.plot import plot_stragglers
 from benchmarks.report.straggler_figures import Look, RunOfArm, StragglerReport, arm_figures, predict, run_of_arm
 from benchmarks.suites.coordination.learning import BATCH_SIZE, keep_pace, learn, run_workers
-from lockstep.demo.digits import Examples, evaluate, loss_and_gradients
+from lockstep.demo.digits import NETWORK, Examples, evaluate
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.planning.simulation import SimulationResult
 from lockstep.planning.times import HEADER
@@ -62,7 +62,7 @@ def _train(work: StragglerWork, session: Session, part: Examples, test: Examples
         if worker == 0 and (not kept or step >= kept[-1][0] + work.look_every):
             kept.append((step, begin, _copy(variables)))  # evaluated after training
         batch = part.batch(BATCH_SIZE, worker=worker, step=step)
-        loss_and_gradients(variables, batch.images, batch.labels, into=gradients)
+        NETWORK.loss_and_gradients(variables, batch.images, batch.labels, into=gradients)
         delayed_s = delay_s(work, worker=worker, step=step)
         keep_pace(begin, pace_s=work.pace_s + delayed_s)
         steps.append(step)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.harness.relay import Relay
-from lockstep.demo.digits import DEFAULT, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
+from lockstep.demo.digits import DEFAULT, NETWORK, evaluate, initial_values, load_digits, optimizer_of, split
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
 from ps_protocol.model.variables import Array, VariableSpec, data_type_of
@@ -119,7 +119,7 @@ def digits_accuracy(wire: WireFormat, *, seed: int, num_steps: int, num_workers:
             def compute(worker: int, gradients: Mapping[str, Array], step: int = step, values: Mapping[str, Array] = values) -> None:
                 # Another seed also changes the order of the batches.
                 batch = parts[worker].batch(_BATCH_SIZE, worker=worker, step=step + 1000 * seed)
-                loss_and_gradients(values, batch.images, batch.labels, into=gradients)
+                NETWORK.loss_and_gradients(values, batch.images, batch.labels, into=gradients)
 
             training.step(compute)
         return evaluate(training.read(), test.images, test.labels).accuracy

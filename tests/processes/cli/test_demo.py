@@ -1,4 +1,4 @@
-"""`lockstep demo`: the model's mathematics, its data, and whole runs with real processes, some with killed workers."""
+"""`lockstep demo`: what it learns from, and whole runs with real processes, some with killed workers."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.demo.digits import MISSING, NAMES, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
+from lockstep.demo.digits import MISSING, NAMES, NETWORK, evaluate, initial_values, load_digits, optimizer_of, split
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS
 from tests.support.processes.commands import lockstep_here, read_until
 from tests.support.processes.warm import WarmPopen
@@ -33,33 +33,6 @@ def accuracies(out: str) -> list[float]:
     return [float(found) for found in re.findall(r"\] finished at step \d+: test accuracy (0\.\d+)", out)]
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    random = np.random.default_rng(3)
-    variables = {name: value.astype(np.float64) for name, value in initial_values(seed=3, num_hidden=7).items()}
-    images, labels = random.random((5, 64)), random.integers(10, size=5)
-    gradients = {name: np.empty_like(value) for name, value in variables.items()}
-    loss_and_gradients(variables, images, labels, into=gradients)
-    for name, value in variables.items():
-        for index in random.integers(value.size, size=8):
-            around = []
-            for change in (1e-6, -1e-6):
-                changed = {**variables, name: value.copy()}
-                changed[name].flat[index] += change
-                around.append(evaluate(changed, images, labels).loss)
-            expected = (around[0] - around[1]) / 2e-6
-            assert gradients[name].flat[index] == pytest.approx(expected, rel=1e-4, abs=1e-7), (name, index)
-
-
-def test_a_model_that_is_sure_and_wrong_has_a_finite_loss() -> None:
-    variables = initial_values(seed=1)
-    variables["output/biases"][3] = 1e4
-    images, labels = np.zeros((2, 64), np.float32), np.array([1, 2])
-    assert np.isfinite(
-        loss_and_gradients(variables, images, labels, into={name: np.empty_like(value) for name, value in variables.items()})
-    )
-    assert np.isfinite(evaluate(variables, images, labels).loss)
-
-
 def test_one_process_alone_learns_the_digits() -> None:
     train, test = split(load_digits())
     variables = initial_values(seed=7)
@@ -67,7 +40,7 @@ def test_one_process_alone_learns_the_digits() -> None:
     gradients = {name: np.zeros_like(value) for name, value in variables.items()}
     for step in range(600):
         batch = train.batch(64, worker=0, step=step)
-        loss_and_gradients(variables, batch.images, batch.labels, into=gradients)
+        NETWORK.loss_and_gradients(variables, batch.images, batch.labels, into=gradients)
         for name, value in variables.items():
             velocities[name] = 0.9 * velocities[name] + gradients[name]
             value -= 0.05 * velocities[name]
