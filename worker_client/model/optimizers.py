@@ -132,7 +132,10 @@ Rate = float | Schedule
 # Every factory sets all its hyper-parameters, so that two workers agree whether or not they name a default. All factories have in common:
 # the rate is a number or a schedule of the step; with `weight_decay` the variable also shrinks by `learning_rate * weight_decay * variable`
 # in each step (decoupled); with `l2` the gradient is `gradient + l2 * variable`, which torch.optim calls weight_decay, except in AdamW.
-# They raise InvalidSpec for a number that no server would take.
+# They raise InvalidSpec for a number that no server would take. Their parameters are the numbers, so most hand all of `locals()` on.
+
+# Hyper-parameters that a program gives as truth values.
+_FLAGS = ("amsgrad", "centered", "lazy", "use_nesterov")
 
 
 @_naming_arguments
@@ -141,7 +144,7 @@ def sgd(learning_rate: Rate, *, weight_decay: float = 0.0, l2: float = 0.0) -> O
 
     `gradient` is the mean of the step's contributions, here and below. No slots.
     """
-    return _spec("sgd", learning_rate, weight_decay=weight_decay, l2=l2)
+    return _spec("sgd", **locals())
 
 
 @_naming_arguments
@@ -152,7 +155,7 @@ def momentum(
 
     With `use_nesterov` the variable changes by `learning_rate * (gradient + momentum * m)`. Slot: "momentum", from 0.
     """
-    return _spec("momentum", learning_rate, momentum=momentum, use_nesterov=_flag(use_nesterov), weight_decay=weight_decay, l2=l2)
+    return _spec("momentum", **locals())
 
 
 @_naming_arguments
@@ -161,7 +164,7 @@ def adagrad(learning_rate: Rate, initial_accumulator_value: float = 0.1, *, weig
 
     Slot: "accumulator", from `initial_accumulator_value`, which must be > 0.
     """
-    return _spec("adagrad", learning_rate, initial_accumulator_value=initial_accumulator_value, weight_decay=weight_decay, l2=l2)
+    return _spec("adagrad", **locals())
 
 
 @_naming_arguments
@@ -178,15 +181,7 @@ def adagrad_da(
 
     Slots: "gradient_accumulator", from 0, and "gradient_squared_accumulator", from its initial value, which must be > 0.
     """
-    return _spec(
-        "adagrad_da",
-        learning_rate,
-        initial_gradient_squared_accumulator_value=initial_gradient_squared_accumulator_value,
-        l1_regularization_strength=l1_regularization_strength,
-        l2_regularization_strength=l2_regularization_strength,
-        weight_decay=weight_decay,
-        l2=l2,
-    )
+    return _spec("adagrad_da", **locals())
 
 
 @_naming_arguments
@@ -212,7 +207,7 @@ def adam(
         raise InvalidSpec(f"epsilon_mode: got {epsilon_mode!r}, want one of {', '.join(map(repr, _EPSILON_MODES))}")
     if epsilon_mode == "torch":
         return adamw(learning_rate, beta1, beta2, epsilon, weight_decay=weight_decay, l2=l2, lazy=lazy)
-    return _spec("adam", learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, lazy=_flag(lazy), weight_decay=weight_decay, l2=l2)
+    return _spec("adam", learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, lazy=lazy, weight_decay=weight_decay, l2=l2)
 
 
 _EPSILON_MODES = ("hat", "torch")
@@ -235,8 +230,7 @@ def adamw(
     With `weight_decay=0` it is the Adam of torch.optim, whose own `weight_decay` is `l2` here. `amsgrad` divides by the largest `v` so far.
     `lazy`: as in `adam`. Slots: "exp_avg" and "exp_avg_sq", and with `amsgrad` "max_exp_avg_sq", from 0.
     """
-    numbers = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay, "l2": l2}
-    return _spec("adamw", learning_rate, **numbers, amsgrad=_flag(amsgrad), lazy=_flag(lazy))
+    return _spec("adamw", **locals())
 
 
 @_naming_arguments
@@ -255,8 +249,7 @@ def nadam(
     The `weight_decay` of NAdam in torch.optim is `l2` here, and `weight_decay` with `decoupled_weight_decay=True`. Slots: "exp_avg" and
     "exp_avg_sq", from 0, and "mu_product", from 1.
     """
-    numbers = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "momentum_decay": momentum_decay}
-    return _spec("nadam", learning_rate, **numbers, weight_decay=weight_decay, l2=l2)
+    return _spec("nadam", **locals())
 
 
 @_naming_arguments
@@ -269,7 +262,7 @@ def delayed_nesterov(learning_rate: Rate, momentum: float = 0.9, delay: int = 1)
     has its momentum wait for the next such step in which it has one. Algorithm 3 of arXiv 2401.09135, with c = 0. Slots: "gradient_sum"
     and "momentum", from 0.
     """
-    return _spec("delayed_nesterov", learning_rate, momentum=momentum, delay=delay)
+    return _spec("delayed_nesterov", **locals())
 
 
 @_naming_arguments
@@ -278,7 +271,7 @@ def lion(learning_rate: Rate = 0.0001, beta1: float = 0.9, beta2: float = 0.99, 
 
     Then `m = beta2 * m + (1 - beta2) * gradient`. Slot: "exp_avg", from 0.
     """
-    return _spec("lion", learning_rate, beta1=beta1, beta2=beta2, weight_decay=weight_decay)
+    return _spec("lion", **locals())
 
 
 @_naming_arguments
@@ -290,7 +283,7 @@ def lamb(
     The norms are of each variable as a whole, which is therefore not split over servers and cannot be a table. Where one of them is 0, the
     ratio is 1. Slots: "exp_avg" and "exp_avg_sq", from 0.
     """
-    return _spec("lamb", learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
+    return _spec("lamb", **locals())
 
 
 @_naming_arguments
@@ -308,8 +301,7 @@ def rmsprop(
 
     Slots: "rms", from 1, "momentum", from 0, and if `centered` "mg", from 0.
     """
-    numbers = {"decay": decay, "momentum": momentum, "epsilon": epsilon, "centered": _flag(centered)}
-    return _spec("rmsprop", learning_rate, **numbers, weight_decay=weight_decay, l2=l2)
+    return _spec("rmsprop", **locals())
 
 
 @_naming_arguments
@@ -320,7 +312,7 @@ def adadelta(
 
     Slots: "accum" and "accum_update", from 0.
     """
-    return _spec("adadelta", learning_rate, rho=rho, epsilon=epsilon, weight_decay=weight_decay, l2=l2)
+    return _spec("adadelta", **locals())
 
 
 @_naming_arguments
@@ -340,18 +332,7 @@ def ftrl(
 
     Slots: "accum", from `initial_accumulator_value` (>= 0), and "linear", from 0.
     """
-    return _spec(
-        "ftrl",
-        learning_rate,
-        learning_rate_power=learning_rate_power,
-        initial_accumulator_value=initial_accumulator_value,
-        l1_regularization_strength=l1_regularization_strength,
-        l2_regularization_strength=l2_regularization_strength,
-        l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
-        beta=beta,
-        weight_decay=weight_decay,
-        l2=l2,
-    )
+    return _spec("ftrl", **locals())
 
 
 @_naming_arguments
@@ -364,14 +345,7 @@ def proximal_sgd(
     l2: float = 0.0,
 ) -> OptimizerSpec:
     """Returns gradient descent followed by the proximal step of l1 and l2 penalties. No slots."""
-    return _spec(
-        "proximal_sgd",
-        learning_rate,
-        l1_regularization_strength=l1_regularization_strength,
-        l2_regularization_strength=l2_regularization_strength,
-        weight_decay=weight_decay,
-        l2=l2,
-    )
+    return _spec("proximal_sgd", **locals())
 
 
 @_naming_arguments
@@ -388,15 +362,7 @@ def proximal_adagrad(
 
     Slot: "accumulator", from `initial_accumulator_value`, which must be > 0.
     """
-    return _spec(
-        "proximal_adagrad",
-        learning_rate,
-        initial_accumulator_value=initial_accumulator_value,
-        l1_regularization_strength=l1_regularization_strength,
-        l2_regularization_strength=l2_regularization_strength,
-        weight_decay=weight_decay,
-        l2=l2,
-    )
+    return _spec("proximal_adagrad", **locals())
 
 
 @is_boundary
@@ -440,12 +406,10 @@ def rate_of(learning_rate: Rate) -> Schedule:
 
 
 def _spec(name: str, learning_rate: Rate, **hyperparameters: float) -> OptimizerSpec:
-    plain = {key: plain_number(value) for key, value in hyperparameters.items()}
+    plain = {
+        key: float(value) if key in _FLAGS and isinstance(value, bool) else plain_number(value) for key, value in hyperparameters.items()
+    }
     return OptimizerSpec(name=name, learning_rate=rate_of(learning_rate), hyperparameters=plain)
-
-
-def _flag(value: bool) -> float:
-    return float(value) if isinstance(value, bool) else value
 
 
 # Maps names to numbers for the model's optimizer, and groups to such mappings for the optimizers of those groups.
