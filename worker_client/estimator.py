@@ -29,7 +29,6 @@ from worker_client.session.session import Session
 from worker_client.sync_replicas.graph import Graph, get_or_create_global_step, get_variable
 from worker_client.sync_replicas.hooks import SessionRunHook
 from worker_client.sync_replicas.optimizers import Optimizer, as_optimizer
-from worker_client.sync_replicas.replicas_optimizer import SyncReplicasOptimizer
 from worker_client.sync_replicas.session import MonitoredTrainingSession
 
 log = logging.getLogger("lockstep.worker")
@@ -161,7 +160,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         hidden_units: Sequence[int] = (64,),
         *,
         activation: str = "relu",
-        optimizer: str | OptimizerSpec | Optimizer | SyncReplicasOptimizer = "adam",
+        optimizer: str | OptimizerSpec | Optimizer = "adam",
         learning_rate: float = 0.001,
         batch_size: int = 32,
         max_iter: int = 100,
@@ -319,7 +318,7 @@ class _Parameters:
 
     hidden_units: tuple[int, ...]
     activation: str
-    optimizer: Optimizer | SyncReplicasOptimizer
+    optimizer: Optimizer
     batch_size: int
     seed: int
 
@@ -454,8 +453,8 @@ def _refuse_target(target: str | None) -> None:
         )
 
 
-def _optimizer(given: Any, learning_rate: float) -> Optimizer | SyncReplicasOptimizer:
-    if isinstance(given, (Optimizer, SyncReplicasOptimizer)):
+def _optimizer(given: Any, learning_rate: float) -> Optimizer:
+    if isinstance(given, Optimizer):
         return given
     if isinstance(given, OptimizerSpec):
         return as_optimizer(given, keeps_policy=True)

@@ -5,7 +5,7 @@ that for all workers, and the methods for that thread return stand-ins, so that 
 docs/how-to/migrate.md lists each, and the repaired defects.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -20,7 +20,7 @@ from worker_client.sync_replicas.hooks import Coordinator, SessionRunHook
 from worker_client.sync_replicas.optimizers import Optimizer, SlotVariable, as_optimizer, checked
 
 
-class SyncReplicasOptimizer:
+class SyncReplicasOptimizer(Optimizer):
     """Collects gradients of `replicas_to_aggregate` (R) contributions, averages them, and has `opt` apply the mean, as one step.
 
     `opt`: an optimizer of this package, or what `lockstep.adam()` and the like return. `total_num_replicas` (T): the number of
@@ -29,10 +29,6 @@ class SyncReplicasOptimizer:
     no effect, as in the original: a synchronous step is atomic anyway. `name` is what `get_name()` returns. Contributions are averaged, not
     summed: scale the learning rate yourself. Raises ValueError for R or T < 1, TypeError for another kind of `opt`.
     """
-
-    GATE_NONE = 0
-    GATE_OP = 1
-    GATE_GRAPH = 2
 
     def __init__(
         self,
@@ -45,7 +41,10 @@ class SyncReplicasOptimizer:
         name: str = "sync_replicas",
     ) -> None:
         del use_locking
+        if isinstance(opt, SyncReplicasOptimizer):
+            raise TypeError(f"opt: got {opt!r}, want the optimizer that it wraps")
         self._opt = as_optimizer(opt)
+        super().__init__(self._opt.spec, name=name)
         self._replicas = replicas_to_aggregate
         self._total = replicas_to_aggregate if total_num_replicas is None else total_num_replicas
         for what, value in (("replicas_to_aggregate", self._replicas), ("total_num_replicas", self._total)):
@@ -53,43 +52,8 @@ class SyncReplicasOptimizer:
                 raise ValueError(f"{what}: got {value!r}, want a number of replicas >= 1")
         self._averages = variable_averages
         self._variables_to_average = None if variables_to_average is None else list(variables_to_average)
-        self._name = name
         self._graph: Graph | None = None
         self._policy = self._policy_with(-1)
-
-    def get_name(self) -> str:
-        """Returns the name given at construction."""
-        return self._name
-
-    @property
-    def spec(self) -> OptimizerSpec:
-        """The wrapped optimizer's specification for the servers."""
-        return self._opt.spec
-
-    def minimize(
-        self,
-        loss: Callable[..., Any],
-        global_step: Any = None,
-        var_list: Iterable[ModelVariable] | None = None,
-        gate_gradients: int = GATE_OP,
-        aggregation_method: Any = None,
-        colocate_gradients_with_ops: bool = False,
-        name: str | None = None,
-        grad_loss: Any = None,
-    ) -> TrainOp:
-        """Returns the op that makes one contribution: `compute_gradients(loss, …)`, then `apply_gradients()`.
-
-        Arguments and errors are those of `Optimizer.minimize` and of `apply_gradients` below: `global_step` is required.
-        """
-        pairs = self.compute_gradients(
-            loss,
-            var_list=var_list,
-            gate_gradients=gate_gradients,
-            aggregation_method=aggregation_method,
-            colocate_gradients_with_ops=colocate_gradients_with_ops,
-            grad_loss=grad_loss,
-        )
-        return self.apply_gradients(pairs, global_step=global_step, name=name)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, ModelVariable]]:
         """Returns pairs of a gradient's handle and its variable: `compute_gradients()` of the wrapped optimizer, with its arguments.
@@ -116,7 +80,7 @@ class SyncReplicasOptimizer:
             if gradient is not None and not is_gradient(gradient):
                 raise ValueError(f"Unknown grad type! {gradient!r}")
         self._graph = default_graph()
-        op = self._opt.train(pairs, policy=self._policy, name=self._name)
+        op = self._opt.train(pairs, policy=self._policy, name=self.get_name())
         if self._averages is not None:
             self._averages.apply(self._variables_to_average)
         return op
@@ -128,7 +92,7 @@ class SyncReplicasOptimizer:
         """
         if self._graph is None:
             raise ValueError("Should be called after apply_gradients().")
-        return ChiefQueueRunner(name=self._name)
+        return ChiefQueueRunner(name=self.get_name())
 
     def get_init_tokens_op(self, num_tokens: int = -1) -> "InitTokensOp":
         """Returns the op that begins training with `num_tokens` tokens (-1: R), each with the global step of that moment.
