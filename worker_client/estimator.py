@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, ModelMismatch, PermissionDenied, ShuttingDown, Unauthenticated, Unavailable
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState
@@ -29,7 +28,7 @@ from worker_client.session.session import Session
 from worker_client.sync_replicas.graph import Graph, get_or_create_global_step, get_variable
 from worker_client.sync_replicas.hooks import SessionRunHook
 from worker_client.sync_replicas.optimizers import Optimizer, as_optimizer
-from worker_client.sync_replicas.session import MonitoredTrainingSession
+from worker_client.sync_replicas.session import MonitoredSession, MonitoredTrainingSession
 
 log = logging.getLogger("lockstep.worker")
 
@@ -39,88 +38,16 @@ log = logging.getLogger("lockstep.worker")
 Batch = tuple[Array, Array]
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Examples:
-    """Features as (examples, features), the target of each example for the network's head, and the examples per batch."""
+def batches(features: Array, targets: Array, size: int, *, seed: int, worker: int, passes: range) -> Iterator[Batch]:
+    """Yields the features and targets of each batch of so many examples, in a new order in each pass; the last of a pass may be smaller.
 
-    features: Array
-    targets: Array
-    batch_size: int
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of one pass; the last one may be smaller."""
-        return -(-len(self.targets) // self.batch_size)
-
-    def batches(self, *, seed: int, worker: int, passes: range) -> Iterator[Batch]:
-        """Yields the features and targets of each batch, in a new order in each pass.
-
-        The same seed, worker and pass always give the same batches; two workers with the same examples use different orders.
-        """
-        for index in passes:
-            order = np.random.default_rng((seed, worker, index)).permutation(len(self.targets))
-            for start in range(0, len(order), self.batch_size):
-                chosen = order[start : start + self.batch_size]
-                yield self.features[chosen], self.targets[chosen]
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """The final variables by name, the mean loss of each pass that was begun, and the last step of training."""
-
-    variables: dict[str, Array]
-    losses: list[float]
-    global_step: int
-
-
-def train(
-    network: Network,
-    examples: Examples,
-    *,
-    first: Mapping[str, Array],
-    labels: str,
-    optimizer: Any,
-    hooks: Sequence[SessionRunHook],
-    master: Any,
-    seed: int,
-    passes: range,
-) -> Trained:
-    """Joins the model, creating it with the values of `first` if this is the first worker, and contributes one batch after the other.
-
-    `optimizer` and `master` are those of a monitored session. `labels` names what the outputs mean, so that workers with other labels are
-    refused (empty: they mean numbers). Ends early if a hook requests it, or if the cluster's training is finished.
-    The first worker to finish ends training for the whole cluster, so that all workers get the same final variables. Blocks. Raises the
-    errors of the session and the hooks.
+    The same seed, worker and pass always give the same batches; two workers with the same examples use different orders.
     """
-    with Graph().as_default():
-        if labels:
-            get_variable(labels, Buffer(np.zeros(1)))  # first, so that a mismatch names it first
-        for name, value in first.items():
-            get_variable(name, value)
-        train_op = optimizer.minimize(_Loss(network, first), global_step=get_or_create_global_step())
-        # The chief worker creates the model; if no hook names a chief worker, the first worker does.
-        is_chief = all(getattr(hook, "is_chief", True) for hook in hooks)
-        losses: list[float] = []
-        try:
-            opened = MonitoredTrainingSession(master, is_chief=is_chief, hooks=hooks, log_step_count_steps=None)
-        except ModelMismatch as error:
-            if f"{_LABELS}[" not in error.message:
-                raise
-            raise ModelMismatch(
-                "the labels differ between workers, and are part of the model. Give all workers the same: fit(X, y, classes=…)."
-                f" {error.message}"
-            ) from None
-        with opened as session:
-            for batch in examples.batches(seed=seed, worker=session.session.worker_index, passes=passes):
-                if session.should_stop():
-                    break
-                # None if the session was lost and a new one took its place: the outcome of that contribution is unknown.
-                if (loss := session.run(train_op, feed_dict=batch).loss) is not None:
-                    losses.append(loss)
-            session.finish(f"the estimator of worker {session.session.worker_index} is done with its examples")
-            values, global_step = session.read(), session.session.global_step
-    variables = {name: values[name] for name in first}
-    return Trained(variables=variables, losses=pass_losses(losses, num_batches=examples.num_batches), global_step=global_step)
+    for index in passes:
+        order = np.random.default_rng((seed, worker, index)).permutation(len(targets))
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            yield features[chosen], targets[chosen]
 
 
 class _Loss:
@@ -140,7 +67,7 @@ def pass_losses(losses: Sequence[float], *, num_batches: int) -> list[float]:
     return [float(np.mean(losses[start : start + num_batches])) for start in range(0, len(losses), num_batches)]
 
 
-# The estimators. Both call `_train`, which knows neither class.
+# The estimators.
 
 
 try:
@@ -153,7 +80,12 @@ except ImportError as error:
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """The parameters of both, which scikit-learn reads from the signature."""
+    """What both have in common: the parameters, which scikit-learn reads from the signature and requires unchecked, and the training."""
+
+    variables_: dict[str, Array]
+    loss_curve_: list[float]
+    global_step_: int
+    _network: Network
 
     def __init__(
         self,
@@ -179,6 +111,84 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.warm_start = warm_start
         self.target = target
         self.timeout_s = timeout_s
+
+    def _train(
+        self, features: Array, targets: Array, *, classes: Array | None, hooks: Iterable[SessionRunHook], continues: bool, num_passes: int
+    ) -> None:
+        """Joins the model, or creates it as the first worker, contributes one batch after the other, and sets what users read of that.
+
+        `classes` None: the outputs are numbers. `continues`: begins with the result of earlier trainings. Ends early if a hook requests it,
+        or if the cluster's training is finished. The first worker to finish ends training for the whole cluster, so that all workers get
+        the same final variables. Blocks. Raises ValueError for parameters that cannot be trained with, also if the network to continue with
+        is another, and the errors of the session and the hooks.
+        """
+        self._check()
+        optimizer, given = _optimizer(self.optimizer, self.learning_rate), tuple(hooks)
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        former: Network | None = self._network if continues else None
+        if self.target is None:
+            _warn_of_private_cluster()
+        dtype = features.dtype if former is None else np.dtype(former.dtype)
+        network = Network(
+            sizes=(features.shape[1], *map(int, self.hidden_units), targets.shape[1] if classes is None else len(classes)),
+            activation=self.activation,
+            dtype=dtype,
+            head="numbers" if classes is None else "classes",
+        )
+        if former is not None and network != former:
+            raise ValueError(
+                f"the network to continue with has layers of {former.sizes} units and {former.activation!r}, wanted are "
+                f"{network.sizes} and {network.activation!r}; train a new estimator"
+            )
+        earlier, begun_step = (self.loss_curve_, self.global_step_) if continues else ([], 0)
+        if targets.dtype == features.dtype:
+            targets = targets.astype(dtype, copy=False)
+        features = features.astype(dtype, copy=False)
+        first = network.initial_values(np.random.default_rng(seed)) if former is None else self.variables_
+        passes, losses = range(len(earlier), len(earlier) + num_passes), list[float]()
+        with Graph().as_default():
+            if classes is not None:
+                get_variable(_labels_text(classes), Buffer(np.zeros(1)))  # first, so that a mismatch names it first
+            for name, value in first.items():
+                get_variable(name, value)
+            train_op = optimizer.minimize(_Loss(network, first), global_step=get_or_create_global_step())
+            with _opened(_opener(self.target, timeout_s=self.timeout_s), given) as session:
+                worker = session.session.worker_index
+                for batch in batches(features, targets, self.batch_size, seed=seed, worker=worker, passes=passes):
+                    if session.should_stop():
+                        break
+                    # None if the session was lost and a new one took its place: the outcome of that contribution is unknown.
+                    if (loss := session.run(train_op, feed_dict=batch).loss) is not None:
+                        losses.append(loss)
+                session.finish(f"the estimator of worker {worker} is done with its examples")
+                values, global_step = session.read(), session.session.global_step
+        if self.target is not None:
+            _trained_targets.add(self.target)
+        self._network, self.variables_ = network, {name: values[name] for name in first}
+        self.loss_curve_ = [*earlier, *pass_losses(losses, num_batches=-(-len(targets) // self.batch_size))]
+        # A running cluster counts its own steps.
+        self.global_step_ = global_step + (begun_step if self.target is None else 0)
+        # A worker that joins after the end has begun no pass, and still has the final network.
+        self.n_iter_ = len(self.loss_curve_)
+
+    def _check(self) -> None:
+        """Raises ValueError for parameters that cannot be trained with."""
+        for name in ("batch_size", "max_iter"):
+            _check_count(name, getattr(self, name))
+        units = self.hidden_units
+        if not isinstance(units, (Sequence, np.ndarray)) or isinstance(units, str):
+            raise ValueError(f"hidden_units: got {units!r}, want a sequence of numbers such as (64,)")
+        for one in units:
+            _check_count("hidden_units", one)
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation: got {self.activation!r}, want one of {', '.join(ACTIVATIONS)}")
+
+    def _refuse_target(self) -> None:
+        if self.target is not None:
+            raise ValueError(
+                f"partial_fit trains in a cluster inside this process, and target is {self.target!r}: one fit() is one training of a"
+                " cluster"
+            )
 
 
 class DNNClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
@@ -218,9 +228,7 @@ class DNNClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
                 "give all of them as classes=, or train a new estimator"
             )
         self.classes_: Array = known
-        self._network = _train(
-            self, features, labels, classes=known, num_outputs=len(known), hooks=hooks, continues=continues, num_passes=self.max_iter
-        )
+        self._train(features, labels, classes=known, hooks=hooks, continues=continues, num_passes=self.max_iter)
         return self
 
     def partial_fit(self, X: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None = None) -> Self:
@@ -236,10 +244,8 @@ class DNNClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         if not is_first and classes is not None and not np.array_equal(np.unique(np.asarray(classes)), known):
             raise ValueError(f"classes: got {np.unique(np.asarray(classes))[:10].tolist()}, at first they were {known[:10].tolist()}")
         self.classes_ = known
-        _refuse_target(self.target)
-        self._network = _train(
-            self, features, labels, classes=known, num_outputs=len(known), hooks=(), continues=not is_first, num_passes=1
-        )
+        self._refuse_target()
+        self._train(features, labels, classes=known, hooks=(), continues=not is_first, num_passes=1)
         return self
 
     def predict(self, X: npt.ArrayLike) -> Array:
@@ -285,7 +291,7 @@ class DNNRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     def partial_fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
         """Trains for one pass over these examples; see `DNNClassifier.partial_fit`."""
         is_first = not hasattr(self, "variables_")
-        _refuse_target(self.target)
+        self._refuse_target()
         return self._fit(X, y, hooks=(), continues=not is_first, is_first=is_first, num_passes=1)
 
     def predict(self, X: npt.ArrayLike) -> Array:
@@ -305,98 +311,9 @@ class DNNRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     ) -> Self:
         features, given = validate_data(self, X, y, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True, reset=is_first)
         targets = given.reshape(len(given), -1).astype(features.dtype)
-        self._network = _train(
-            self, features, targets, classes=None, num_outputs=targets.shape[1], hooks=hooks, continues=continues, num_passes=num_passes
-        )
+        self._train(features, targets, classes=None, hooks=hooks, continues=continues, num_passes=num_passes)
         self._is_single = given.ndim == 1
         return self
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class _Parameters:
-    """The parameters of an estimator, checked: scikit-learn requires constructors that check nothing."""
-
-    hidden_units: tuple[int, ...]
-    activation: str
-    optimizer: Optimizer
-    batch_size: int
-    seed: int
-
-    @classmethod
-    def of(cls, estimator: Any) -> "_Parameters":
-        """Raises ValueError for what cannot be trained with."""
-        for name in ("batch_size", "max_iter"):
-            _check_count(name, getattr(estimator, name))
-        units = estimator.hidden_units
-        if not isinstance(units, (Sequence, np.ndarray)) or isinstance(units, str):
-            raise ValueError(f"hidden_units: got {units!r}, want a sequence of numbers such as (64,)")
-        for one in units:
-            _check_count("hidden_units", one)
-        if estimator.activation not in ACTIVATIONS:
-            raise ValueError(f"activation: got {estimator.activation!r}, want one of {', '.join(ACTIVATIONS)}")
-        return cls(
-            hidden_units=tuple(int(one) for one in units),
-            activation=estimator.activation,
-            optimizer=_optimizer(estimator.optimizer, estimator.learning_rate),
-            batch_size=estimator.batch_size,
-            seed=int(check_random_state(estimator.random_state).randint(np.iinfo(np.int32).max)),
-        )
-
-
-def _train(
-    estimator: Any,
-    features: Array,
-    targets: Array,
-    *,
-    classes: Array | None,
-    num_outputs: int,
-    hooks: Iterable[SessionRunHook],
-    continues: bool,
-    num_passes: int,
-) -> Network:
-    """Trains an estimator's network, sets the attributes that scikit-learn's users read, and returns the network.
-
-    `continues`: begins with the result of earlier trainings, and raises ValueError if their network differs.
-    """
-    parameters = _Parameters.of(estimator)
-    former: Network | None = estimator._network if continues else None
-    target = estimator.target
-    if target is None:
-        _warn_of_private_cluster()
-    dtype = features.dtype if former is None else np.dtype(former.dtype)
-    network = Network(
-        sizes=(features.shape[1], *parameters.hidden_units, num_outputs),
-        activation=parameters.activation,
-        dtype=dtype,
-        head="numbers" if classes is None else "classes",
-    )
-    if former is not None and network != former:
-        raise ValueError(
-            f"the network to continue with has layers of {former.sizes} units and {former.activation!r}, wanted are "
-            f"{network.sizes} and {network.activation!r}; train a new estimator"
-        )
-    losses, begun_step = (estimator.loss_curve_, estimator.global_step_) if continues else ([], 0)
-    if targets.dtype == features.dtype:
-        targets = targets.astype(dtype, copy=False)
-    trained = train(
-        network,
-        Examples(features=features.astype(dtype, copy=False), targets=targets, batch_size=parameters.batch_size),
-        first=network.initial_values(np.random.default_rng(parameters.seed)) if former is None else estimator.variables_,
-        labels="" if classes is None else _labels_text(classes),
-        optimizer=parameters.optimizer,
-        hooks=tuple(hooks),
-        master=_opener(target, timeout_s=estimator.timeout_s),
-        seed=parameters.seed,
-        passes=range(len(losses), len(losses) + num_passes),
-    )
-    if target is not None:
-        _trained_targets.add(target)
-    estimator.variables_, estimator.loss_curve_ = trained.variables, [*losses, *trained.losses]
-    # A running cluster counts its own steps.
-    estimator.global_step_ = trained.global_step + (begun_step if target is None else 0)
-    # A worker that joins after the end has begun no pass, and still has the final network.
-    estimator.n_iter_ = len(estimator.loss_curve_)
-    return network
 
 
 # Addresses where a `fit` of this process has trained a cluster, which ends with its training; another may be there since.
@@ -446,11 +363,19 @@ def _opener(target: Any, *, timeout_s: float) -> Any:
     return (lambda index: _connect_once(target, index, timeout_s=timeout_s)) if isinstance(target, str) and target else target
 
 
-def _refuse_target(target: str | None) -> None:
-    if target is not None:
-        raise ValueError(
-            f"partial_fit trains in a cluster inside this process, and target is {target!r}: one fit() is one training of a cluster"
-        )
+def _opened(master: Any, hooks: Sequence[SessionRunHook]) -> MonitoredSession:
+    """Returns a session that has the model. Raises ModelMismatch in words of its own where the labels are others."""
+    try:
+        # The chief worker creates the model; if no hook names a chief worker, the first worker does.
+        is_chief = all(getattr(hook, "is_chief", True) for hook in hooks)
+        return MonitoredTrainingSession(master, is_chief=is_chief, hooks=hooks, log_step_count_steps=None)
+    except ModelMismatch as error:
+        if f"{_LABELS}[" not in error.message:
+            raise
+        raise ModelMismatch(
+            "the labels differ between workers, and are part of the model. Give all workers the same: fit(X, y, classes=…)."
+            f" {error.message}"
+        ) from None
 
 
 def _optimizer(given: Any, learning_rate: float) -> Optimizer:

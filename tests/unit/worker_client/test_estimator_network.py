@@ -46,20 +46,20 @@ def test_an_activation_that_does_not_exist_is_refused_with_those_that_do() -> No
 
 
 def test_a_pass_has_every_example_once_and_the_next_another_order() -> None:
-    from worker_client.estimator import Examples
+    from worker_client.estimator import batches
 
-    examples = Examples(features=np.arange(10.0)[:, None], targets=np.arange(10), batch_size=4)
-    batches = [labels for _, labels in examples.batches(seed=1, worker=0, passes=range(2))]
-    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
-    first, second = np.concatenate(batches[:3]), np.concatenate(batches[3:])
+    given = [labels for _, labels in batches(np.arange(10.0)[:, None], np.arange(10), 4, seed=1, worker=0, passes=range(2))]
+    assert [len(batch) for batch in given] == [4, 4, 2, 4, 4, 2]
+    first, second = np.concatenate(given[:3]), np.concatenate(given[3:])
     assert sorted(first) == sorted(second) == list(range(10)) and list(first) != list(second)
 
 
 def test_workers_go_through_the_same_examples_in_different_orders_and_each_the_same_every_time() -> None:
-    from worker_client.estimator import Examples
+    from worker_client.estimator import batches
 
-    examples = Examples(features=np.zeros((50, 1)), targets=np.arange(50), batch_size=50)
-    one, again, other = (next(examples.batches(seed=1, worker=worker, passes=range(1)))[1].tolist() for worker in (0, 0, 1))
+    one, again, other = (
+        next(batches(np.zeros((50, 1)), np.arange(50), 50, seed=1, worker=worker, passes=range(1)))[1].tolist() for worker in (0, 0, 1)
+    )
     assert one == again != other
 
 
