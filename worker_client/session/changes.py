@@ -2,9 +2,10 @@
 
 import enum
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicySpec
@@ -20,7 +21,6 @@ from ps_protocol.roles.chief import (
     SavedCheckpoint,
     SettingsReply,
 )
-from ps_protocol.roles.request import Request
 from worker_client.cluster.chief import ChiefLink
 from worker_client.model.optimizers import Rate, plain_number, rate_of
 
@@ -28,22 +28,8 @@ from worker_client.model.optimizers import Rate, plain_number, rate_of
 _STATUS_S = 1.0
 
 
-class Ask(Protocol):
-    """Asks the chief, and returns its answer."""
-
-    def __call__(self, request: Request[Any], *, timeout_s: float | None) -> Any:
-        """Asks once."""
-
-
-def set_policy(link: ChiefLink, policy: PolicySpec, *, who: str, timeout_s: float | None) -> int:
-    """Has the cluster coordinated by `policy` and returns the step from which on it is; waits for a step that is being applied.
-
-    Raises InvalidSpec; DeadlineExceeded, with what is waited for: the change is made all the same, as soon as it can be.
-    """
-    if not isinstance(policy, PolicySpec):
-        raise InvalidSpec(f"policy: got {policy!r}, want what sync_policy(), ssp_policy(2) or async_policy() returns")
-    request = ChangeSettingsRequest(policy=policy, request_id=secrets.randbits(63))
-    return await_change(partial(link.ask, what="set the policy"), request, Wait(f"{who} sets the policy", timeout_s=timeout_s)).step
+# Asks the chief once: `ask(request, timeout_s=…)` returns its answer.
+Ask = Callable[..., Any]
 
 
 def set_hyperparameters(
@@ -57,7 +43,7 @@ def set_hyperparameters(
 ) -> int:
     """Gives an optimizer new numbers from the next step on, and returns the version of the settings.
 
-    Raises InvalidSpec, VariableNotFound, NotInitialized; DeadlineExceeded as `set_policy`.
+    Raises InvalidSpec, VariableNotFound, NotInitialized; DeadlineExceeded as `await_change`.
     """
     if learning_rate is None and not hyperparameters:
         raise InvalidSpec("set_hyperparameters: nothing to change; give a learning_rate or a hyper-parameter by name")
@@ -66,9 +52,8 @@ def set_hyperparameters(
         learning_rate=None if learning_rate is None else rate_of(learning_rate),
         hyperparameters={name: _number(value) for name, value in hyperparameters.items()},
     )
-    request = ChangeSettingsRequest(hyperparameters=change, request_id=secrets.randbits(63))
     wait = Wait(f"{who} sets hyper-parameters", timeout_s=timeout_s)
-    return await_change(partial(link.ask, what="set hyper-parameters"), request, wait).version
+    return await_change(partial(link.ask, what="set hyper-parameters"), wait, hyperparameters=change).version
 
 
 class OnOptimizerChange(enum.Enum):
@@ -120,8 +105,11 @@ def await_checkpoint(ask: Ask, wait: Wait) -> SavedCheckpoint:
         wait.explain(f"{saved.waiting_for}; it will be saved all the same")
 
 
-def await_change(ask: Ask, request: ChangeSettingsRequest, wait: Wait) -> SettingsReply:
+def await_change(
+    ask: Ask, wait: Wait, *, policy: PolicySpec | None = None, hyperparameters: HyperparameterChange | None = None
+) -> SettingsReply:
     """Requests a change until it has been made. Raises DeadlineExceeded, with what is waited for: it is made all the same."""
+    request = ChangeSettingsRequest(policy=policy, hyperparameters=hyperparameters, request_id=secrets.randbits(63))
     while True:
         reply: SettingsReply | None = ask(replace(request, max_wait_s=wait.slice_s()), timeout_s=wait.left_s())
         if reply is not None:

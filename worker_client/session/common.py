@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from ps_protocol.errors import is_boundary
+from ps_protocol.errors import InvalidSpec, is_boundary
 from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
@@ -83,8 +83,12 @@ class CommonCalls(ABC):
         `async_policy()` returns. May be called before the model is created. `timeout_s` (None: no limit) bounds the wait. Raises
         InvalidSpec; DeadlineExceeded, with the reason for the wait, in which case the chief still makes the change as soon as it can.
         """
-        self.membership.check_open()
-        step = changes.set_policy(self.membership.link, policy, who=self.membership.participant.name, timeout_s=timeout_s)
+        member = self.membership
+        member.check_open()
+        if not isinstance(policy, PolicySpec):
+            raise InvalidSpec(f"policy: got {policy!r}, want what sync_policy(), ssp_policy(2) or async_policy() returns")
+        wait = Wait(f"{member.participant.name} sets the policy", timeout_s=timeout_s)
+        step = changes.await_change(partial(member.link.ask, what="set the policy"), wait, policy=policy).step
         self._hear_policy(policy)
         return step
 

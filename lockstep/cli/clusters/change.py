@@ -3,9 +3,9 @@
 import argparse
 import math
 import os
-import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.answers import Answer
@@ -16,7 +16,7 @@ from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName
 from ps_protocol.process.options import BACKUP_WORKERS, CHANGE, Given, add_options, contributions_of, options_of, policy_of
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import ChangeSettingsRequest, Chief, FinishTrainingRequest, HyperparameterChange
+from ps_protocol.roles.chief import Chief, FinishTrainingRequest, HyperparameterChange, SettingsReply
 from worker_client.session.changes import await_change
 
 _POLICIES = tuple(name.name.lower() for name in PolicyName)
@@ -48,8 +48,8 @@ def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
 def run_policy(arguments: argparse.Namespace) -> Answer:
     """Returns the policy, or the new one."""
     given = Given(vars(arguments), {})
-
-    def change(chief: Chief) -> Answer:
+    _check_timeout(arguments)
+    with chief_of(arguments) as chief:
         if arguments.policy is None:
             _check_nothing_given(given)
             status = chief.status()
@@ -58,25 +58,19 @@ def run_policy(arguments: argparse.Namespace) -> Answer:
         name = PolicyName[arguments.policy.upper()]
         num_workers = chief.status().total_num_replicas or None if BACKUP_WORKERS in given else None
         policy = policy_of(given, name=name, contributions=contributions_of(given, name, num_workers=num_workers))
-        request = ChangeSettingsRequest(policy=policy, request_id=secrets.randbits(63))
-        reply = await_change(lambda asked, timeout_s: chief.call(asked), request, Wait("the change", timeout_s=arguments.timeout))
+        reply = _changed(chief, arguments, policy=policy)
         fields = {"policy": plain(policy), "step": reply.step, "version": reply.version}
         return Answer(words=f"policy {policy.text} from step {reply.step} on", fields=fields)
-
-    return _run(arguments, change)
 
 
 def run_set(arguments: argparse.Namespace) -> Answer:
     """Changes numbers of an optimizer and returns from which step on they count."""
-
-    def change(chief: Chief) -> Answer:
+    _check_timeout(arguments)
+    with chief_of(arguments) as chief:
         numbers = change_of(arguments.changes, variable=arguments.variable)
-        request = ChangeSettingsRequest(hyperparameters=numbers, request_id=secrets.randbits(63))
-        reply = await_change(lambda asked, timeout_s: chief.call(asked), request, Wait("the change", timeout_s=arguments.timeout))
+        reply = _changed(chief, arguments, hyperparameters=numbers)
         words = f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
         return Answer(words=words, fields={"changes": arguments.changes, "step": reply.step, "version": reply.version})
-
-    return _run(arguments, change)
 
 
 def run_finish(arguments: argparse.Namespace) -> Answer:
@@ -89,6 +83,10 @@ def run_finish(arguments: argparse.Namespace) -> Answer:
         )
     words = f"cluster {cluster!r} at {chief.address}: training is finished at step {step}; the processes end as their workers leave"
     return Answer(words=words, fields={"step": step, "reason": arguments.reason, "cluster": cluster, "chief": chief.address})
+
+
+def _changed(chief: Chief, arguments: argparse.Namespace, **change: Any) -> SettingsReply:
+    return await_change(lambda asked, timeout_s: chief.call(asked), Wait("the change", timeout_s=arguments.timeout), **change)
 
 
 def change_of(words: Sequence[str], *, variable: str = "") -> HyperparameterChange:
@@ -125,8 +123,6 @@ def _check_nothing_given(given: Given) -> None:
             raise InvalidSpec(f"{option.flag}: of which policy? name it: lockstep policy {' | '.join(_POLICIES)}")
 
 
-def _run(arguments: argparse.Namespace, change: Callable[[Chief], Answer]) -> Answer:
+def _check_timeout(arguments: argparse.Namespace) -> None:
     if not arguments.timeout > 0:
         raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
-    with chief_of(arguments) as chief:
-        return change(chief)
