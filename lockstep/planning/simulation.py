@@ -52,37 +52,6 @@ _LEAST_S = 1e-12
 _ROUNDING = 1 + 1e-14
 
 
-class SharedLink:
-    """Transfers of one size: each takes `alone_s` by itself, n times as long while n are under way, and they end in order."""
-
-    def __init__(self, *, alone_s: float) -> None:
-        self._alone_s = alone_s
-        self._ends: deque[tuple[float, int]] = deque()  # of each transfer: the value of `_done` at which it ends, and its number
-        self._done = 0.0  # seconds of exclusive use that a transfer under way since the beginning would have had
-        self._at = 0.0
-
-    def start(self, transfer: int, *, now: float) -> None:
-        """Begins a transfer."""
-        self._pass_time(now)
-        self._ends.append((self._done + self._alone_s, transfer))
-
-    def next_end(self) -> float | None:
-        """Returns when the next transfer ends if no other begins before; None: none is under way."""
-        return self._at + (self._ends[0][0] - self._done) * len(self._ends) if self._ends else None
-
-    def pop_end(self, *, now: float) -> int:
-        """Removes and returns the transfer that ends now, the one of `next_end`."""
-        self._pass_time(now)
-        end, transfer = self._ends.popleft()
-        self._done = end  # exact: no rounding error is carried over
-        return transfer
-
-    def _pass_time(self, now: float) -> None:
-        if self._ends:
-            self._done += (now - self._at) / len(self._ends)
-        self._at = now
-
-
 class Clock(Protocol):
     """Simulated time, and actions scheduled in it."""
 
@@ -95,51 +64,55 @@ class Clock(Protocol):
 
 
 class Transfers:
-    """Transfers over one shared link. Calls `then` with a transfer's number when the transfer ends."""
+    """Transfers of one size over a link: each takes `alone_s` by itself, n times as long while n are under way, and they end in order.
+
+    Calls `then` with a transfer's number when the transfer ends; at once if transfers take no time.
+    """
 
     def __init__(self, clock: Clock, *, alone_s: float, then: Callable[[int], None]) -> None:
-        self._clock = clock
-        self._link = SharedLink(alone_s=alone_s) if alone_s else None
-        self._then = then
+        self._clock, self._alone_s, self._then = clock, alone_s, then
+        self._ends: deque[tuple[float, int]] = deque()  # of each transfer: the value of `_done` at which it ends, and its number
+        self._done = 0.0  # seconds of exclusive use that a transfer under way since the beginning would have had
+        self._at = 0.0
         self._is_check_scheduled = False
 
     def start(self, transfer: int) -> None:
-        """Begins a transfer; without a duration it ends at once."""
-        if self._link is None:
+        """Begins a transfer."""
+        if not self._alone_s:
             self._then(transfer)
             return
-        self._link.start(transfer, now=self._clock.now)
+        self._pass_time()
+        self._ends.append((self._done + self._alone_s, transfer))
         # A new transfer delays the end of all others, so a check that is scheduled already comes too early, never too late.
         if not self._is_check_scheduled:
-            self._schedule_check(self._link)
+            self._schedule_check()
 
-    def _schedule_check(self, link: SharedLink) -> None:
-        end = link.next_end()
-        self._is_check_scheduled = end is not None
-        if end is not None:
-            self._clock.later(max(_LEAST_S, end - self._clock.now), self._check_end, 0)
+    def _pass_time(self) -> None:
+        now = self._clock.now
+        if self._ends:
+            self._done += (now - self._at) / len(self._ends)
+        self._at = now
+
+    def _next_end(self) -> float:
+        """Returns when the next transfer ends if no other begins before."""
+        return self._at + (self._ends[0][0] - self._done) * len(self._ends)
+
+    def _schedule_check(self) -> None:
+        self._is_check_scheduled = bool(self._ends)
+        if self._ends:
+            self._clock.later(max(_LEAST_S, self._next_end() - self._clock.now), self._check_end, 0)
 
     def _check_end(self, _: int) -> None:
-        link, now = self._link, self._clock.now
-        if link is None or (end := link.next_end()) is None:
+        if self._next_end() > self._clock.now * _ROUNDING + _LEAST_S:
+            self._schedule_check()
             return
-        if end > now * _ROUNDING + _LEAST_S:
-            self._schedule_check(link)
-            return
-        transfer = link.pop_end(now=now)
-        self._schedule_check(link)
+        self._pass_time()
+        self._done, transfer = self._ends.popleft()  # exact: no rounding error is carried over
+        self._schedule_check()
         self._then(transfer)
 
 
 # Figures of a simulated training, made from counts: step times, efficiency, dropped work, staleness. Runs nothing.
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """The cluster at one moment of the simulated clock."""
-
-    now: float
-    status: ClusterStatus
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +144,16 @@ class SimulationResult:
         return self.num_workers - self.num_required
 
 
-def result_of(
-    start: Moment, end: Moment, *, step_times: Sequence[float], stalenesses: Sequence[int], ideal_per_s: float
+def _result_of(
+    before: ClusterStatus,
+    after: ClusterStatus,
+    *,
+    duration_s: float,
+    step_times: Sequence[float],
+    stalenesses: Sequence[int],
+    ideal_per_s: float,
 ) -> SimulationResult:
-    """Returns the figures of the time between two moments; `step_times` begins with the time of the first."""
-    before, after, duration_s = start.status, end.status, end.now - start.now
+    """Returns the figures of the time between two reports; `step_times` begins with the time of the first."""
     durations = np.diff(np.asarray(step_times, np.float64))
     num_required = after.replicas_to_aggregate if after.policy.has_common_steps else 1
     num_steps = after.global_step - before.global_step
@@ -339,11 +317,13 @@ class _Simulation:
         for worker in self._workers:
             self._released(worker.index)
         self._run_to(num_warm_up)
-        start, self._step_times, self._stalenesses = self._moment(), [self.now], []
+        begin, before = self.now, self._coordinator.status(self.now)
+        self._step_times, self._stalenesses = [begin], []
         self._run_to(num_warm_up + num_steps)
-        return result_of(
-            start,
-            self._moment(),
+        return _result_of(
+            before,
+            self._coordinator.status(self.now),
+            duration_s=self.now - begin,
             step_times=self._step_times,
             stalenesses=self._stalenesses,
             ideal_per_s=sum(1 / self._latency.mean_s(worker.index) for worker in self._workers),
@@ -358,9 +338,6 @@ class _Simulation:
                 self._handle(ev.TimerFired())
             self.now = when
             what(whose)
-
-    def _moment(self) -> Moment:
-        return Moment(now=self.now, status=self._coordinator.status(self.now))
 
     # -- joining
 

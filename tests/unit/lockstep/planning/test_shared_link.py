@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lockstep.planning.simulation import SharedLink, Transfers
+from lockstep.planning.simulation import Transfers
 
 
 class NumberClock:
@@ -24,57 +24,25 @@ class NumberClock:
             what(whose)
 
 
-def test_a_transfer_alone_takes_its_time() -> None:
-    link = SharedLink(alone_s=2.0)
-    link.start(7, now=5.0)
-    assert link.next_end() == 7.0
-    assert link.pop_end(now=7.0) == 7
-    assert link.next_end() is None
-
-
-def test_transfers_at_the_same_time_take_as_long_as_all_of_them_one_after_the_other() -> None:
-    link = SharedLink(alone_s=1.0)
-    for transfer in range(4):
-        link.start(transfer, now=0.0)
-    for transfer in range(4):
-        assert link.next_end() == pytest.approx(4.0)
-        assert link.pop_end(now=4.0) == transfer
-
-
-def test_a_later_transfer_slows_the_earlier_one_down() -> None:
-    link = SharedLink(alone_s=2.0)
-    link.start(0, now=0.0)
-    link.start(1, now=1.0)  # half of the first is done; the other half takes 2 s now
-    assert link.next_end() == pytest.approx(3.0)
-    assert link.pop_end(now=3.0) == 0
-    assert link.next_end() == pytest.approx(4.0)  # of the second, half was done beside the first
-    assert link.pop_end(now=4.0) == 1
-
-
-def test_a_link_that_was_idle_begins_anew() -> None:
-    link = SharedLink(alone_s=1.0)
-    link.start(0, now=0.0)
-    link.pop_end(now=1.0)
-    link.start(1, now=100.0)
-    assert link.next_end() == pytest.approx(101.0)
-
-
-def test_transfers_end_when_the_link_says_although_later_ones_delay_them() -> None:
+@pytest.mark.parametrize(
+    ("alone_s", "starts", "ends"),
+    [
+        pytest.param(2.0, [5.0], [7.0], id="alone"),
+        pytest.param(1.0, [0.0] * 4, [4.0] * 4, id="at the same time they take as long as one after the other"),
+        # At 1 s half of the first is done, and the other half takes 2 s; then half of the second is done, beside the first.
+        pytest.param(2.0, [0.0, 1.0], [3.0, 4.0], id="a later one slows the earlier one down"),
+        pytest.param(2.0, [0.0, 1.0, 10.0], [3.0, 4.0, 12.0], id="a link that was idle begins anew"),
+    ],
+)
+def test_transfers_share_the_link_and_end_in_order(alone_s: float, starts: list[float], ends: list[float]) -> None:
     clock = NumberClock()
-    ended: list[int] = []
-    times: list[float] = []
-
-    def end(transfer: int) -> None:
-        ended.append(transfer)
-        times.append(clock.now)
-
-    transfers = Transfers(clock, alone_s=2.0, then=end)
-    clock.later(0.0, transfers.start, 7)
-    clock.later(1.0, transfers.start, 8)  # halves the link: 7 needs 2 s more, and then 8 has half of its own left
-    clock.later(10.0, transfers.start, 9)
+    found: list[tuple[int, float]] = []
+    transfers = Transfers(clock, alone_s=alone_s, then=lambda transfer: found.append((transfer, clock.now)))
+    for transfer, start_s in enumerate(starts):
+        clock.later(start_s, transfers.start, transfer)
     clock.run()
-    assert ended == [7, 8, 9]
-    assert times == pytest.approx([3.0, 4.0, 12.0])
+    assert [transfer for transfer, _ in found] == [*range(len(starts))]
+    assert [end for _, end in found] == pytest.approx(ends)
 
 
 def test_transfer_without_a_duration_ends_at_once() -> None:
