@@ -3,24 +3,13 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.event_file import EventFile
 from ps_protocol.roles.chief import ClusterStatus, ParticipantKind
-from worker_client import MetricReport
+from worker_client.session.common import CommonCalls
 
 _SHORTEST_S = 1e-6
-
-
-class Watched(Protocol):
-    """A session or an observer."""
-
-    def status(self) -> ClusterStatus:
-        """Reports the cluster."""
-
-    def read_metrics(self) -> Mapping[str, MetricReport]:
-        """Returns the metrics that workers have reported, by name."""
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +40,7 @@ class TensorBoardWriter:
         """The event file."""
         return self._file.path
 
-    def record(self, watched: Watched) -> ClusterStatus:
+    def record(self, watched: CommonCalls) -> ClusterStatus:
         """Writes the scalars since the last call if a step was made; returns the status. Raises what `status` and `read_metrics` raise."""
         status = watched.status()
         sums = {name: (report.sum, report.weight) for name, report in watched.read_metrics().items()}

@@ -71,13 +71,6 @@ def chief_address(given: Given) -> str:
 @contextmanager
 def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
     """Connects to the chief; raises ChiefAbsent within two seconds if none answers."""
-    with chief_and_access_of(arguments) as (chief, _):
-        yield chief
-
-
-@contextmanager
-def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChief, Access]]:
-    """Connects as `chief_of` does; also yields the access options for its parameter servers."""
     given = Given(vars(arguments), os.environ)
     address = chief_address(given)
     try:
@@ -91,7 +84,7 @@ def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChi
         except DeadlineExceeded as error:
             raise Unavailable("no answer") from error
         # A deadline of what is asked for then is no sign that the chief is absent.
-        yield chief, access
+        yield chief
     except Unavailable as error:
         raise ChiefAbsent(f"No chief answers at {address} ({_cause(error)})\n{_without_chief(address)}") from error
     finally:

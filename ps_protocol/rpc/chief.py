@@ -28,7 +28,7 @@ class GrpcChief(Chief):
     """
 
     def __init__(self, address: str, *, cluster: str = "", access: Access = DEFAULT_ACCESS) -> None:
-        self.address = address
+        self.address, self.access = address, access
         self._cluster = cluster
         self._connection = Connection(address, name=name_of(Role.CHIEF, None), service=SERVICE, access=access)
         self._deadlines = CallDeadlines()

@@ -12,7 +12,6 @@ from ps_protocol.errors import DeadlineExceeded, PsError, ShuttingDown, Unavaila
 from ps_protocol.process import waiting
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import (
-    Chief,
     ClusterStatus,
     ClusterStatusRequest,
     DeregisterRequest,
@@ -98,41 +97,6 @@ def failure_text(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {text}"[:MAX_FAILURE_CHARACTERS] if text else type(error).__name__
 
 
-def leave(link: ChiefLink, participant: Participant, *, heartbeat: Heartbeat | None, shards: Shards | None, failure: str) -> None:
-    """Stops the heartbeat, ends the lease, releases all connections. Takes 2 s at most; a silent chief only misses the news."""
-    # The lease that an observer leaves behind holds nobody up, so a chief that is known to be away is not waited for.
-    wait_s = CLOSE_WAIT_S if link.is_silent and participant.kind is ParticipantKind.OBSERVER else DEREGISTER_WAIT_S
-
-    def deregister() -> None:
-        _deregister(link.chief, participant, failure, timeout_s=wait_s)
-
-    if link.transport.is_in_process:
-        deregister()  # there is nothing else to release
-        return
-    try:
-        if heartbeat is not None:
-            heartbeat.stop()
-        if not run_bounded([deregister], name="lockstep-farewell", timeout_s=wait_s):
-            log.warning("the chief did not hear that %s leaves; its lease will end by itself", participant.name)
-    finally:
-        if shards is not None:
-            shards.close()
-        link.transport.close()
-        run_bounded([link.chief.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
-
-
-def _deregister(chief: Chief, participant: Participant, failure: str, *, timeout_s: float) -> None:
-    try:
-        waiting.call(
-            lambda _: chief.call(DeregisterRequest(participant=participant, failure=failure)),
-            what="the chief: leave",
-            timeout_s=timeout_s,
-        )
-    except PsError as error:
-        # No caller is left to raise it to, and the lease ends by itself.
-        log.debug("%s: deregistration failed cause=%s", participant.name, error)
-
-
 # A participant's place in its cluster, from registration to leaving.
 
 
@@ -209,15 +173,31 @@ class Membership:
         return self.status(max_ledger_entries=0).policy.applies_on_arrival
 
     def leave(self, failure: str) -> None:
-        """Ends the lease and all connections, in at most 2 s. Idempotent."""
+        """Stops the heartbeat, ends the lease and all connections, in at most 2 s; a silent chief only misses the news. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = self.place.is_left = True
         if self._lane is not None:
             self._lane.close()  # ranges that are leased there go back
         # A forked child has the parent's place, not its threads; leaving would end the parent's lease.
-        if os.getpid() == self._process_id:
-            leave(self.link, self.participant, heartbeat=self._heartbeat, shards=self._shards, failure=failure)
+        if os.getpid() != self._process_id:
+            return
+        if self.link.transport.is_in_process:
+            self._deregister(failure, timeout_s=DEREGISTER_WAIT_S)  # there is nothing else to release
+            return
+        # The lease that an observer leaves behind holds nobody up, so a chief that is known to be away is not waited for.
+        is_in_vain = self.link.is_silent and self.participant.kind is ParticipantKind.OBSERVER
+        wait_s = CLOSE_WAIT_S if is_in_vain else DEREGISTER_WAIT_S
+        try:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
+            if not run_bounded([lambda: self._deregister(failure, timeout_s=wait_s)], name="lockstep-farewell", timeout_s=wait_s):
+                log.warning("the chief did not hear that %s leaves; its lease will end by itself", self.participant.name)
+        finally:
+            if self._shards is not None:
+                self._shards.close()
+            self.link.transport.close()
+            run_bounded([self.link.chief.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
     def check_open(self) -> None:
         """Raises RuntimeError once it is left, and in a forked child."""
@@ -306,6 +286,14 @@ class Membership:
 
     def _hear_shards(self, version: int) -> Registration:
         return run(self.place.hear_shards(version))
+
+    def _deregister(self, failure: str, *, timeout_s: float) -> None:
+        request = DeregisterRequest(participant=self.participant, failure=failure)
+        try:
+            waiting.call(lambda _: self.link.chief.call(request), what="the chief: leave", timeout_s=timeout_s)
+        except PsError as error:
+            # No caller is left to raise it to, and the lease ends by itself.
+            log.debug("%s: deregistration failed cause=%s", self.participant.name, error)
 
     def _beat(self) -> None:
         """One heartbeat, in its own thread."""

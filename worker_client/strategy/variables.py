@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,21 +39,6 @@ _CHANGES: dict[str, Callable[[Array, Array], Any]] = {
     "assign_add": lambda old, new: old + new,
     "assign_sub": lambda old, new: old - new,
 }
-
-
-class Owner(Protocol):
-    """The strategy of a variable, as the variable needs it."""
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """The number of replicas."""
-
-    @property
-    def extended(self) -> Any:
-        """The strategy's reductions and updates."""
-
-    def scope(self) -> Any:
-        """The context across replicas."""
 
 
 class VariableCopy:
@@ -327,7 +312,8 @@ def container_of(value: Any) -> Variable | None:
     return value if isinstance(value, Variable) else None
 
 
-def _owner_here(name: str) -> Owner:
+def _owner_here(name: str) -> Any:
+    """Returns the strategy of this thread's context. Of type Any: the strategy's module imports this one."""
     mode = contexts.current()
     if mode is None:
         from worker_client.strategy.strategy import default_strategy
@@ -335,5 +321,4 @@ def _owner_here(name: str) -> Owner:
         return default_strategy()
     if mode.copy is not None:
         raise RuntimeError(f'variable "{name}" is created while replicas run or a variable is updated; create it in scope(), before run()')
-    owner: Owner = mode.strategy
-    return owner
+    return mode.strategy

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec
 from ps_protocol.model.variables import Array
+from worker_client.session.observer import Observer
+from worker_client.session.session import Session
 from worker_client.sync_replicas.graph import (
     GLOBAL_STEP,
     GlobalStep,
@@ -111,17 +113,7 @@ class ExponentialMovingAverage:
         return names if step is None else names | {GLOBAL_STEP: step}
 
 
-class AverageReader(Protocol):
-    """A session or observer, from which variables and averages can be read."""
-
-    def read(self) -> dict[str, Array]:
-        """Returns the variables by name."""
-
-    def read_averages(self, names: Any = None) -> dict[str, Array]:
-        """Returns the averages by name."""
-
-
-def restored_values(source: AverageReader | Mapping[str, Array], names: Mapping[str, Any]) -> dict[str, Array]:
+def restored_values(source: Session | Observer | Mapping[str, Array], names: Mapping[str, Any]) -> dict[str, Array]:
     """Returns the values for the variables of `names` (see `variables_to_restore`), by the variables' own names.
 
     `source`: a session or observer of the training cluster, or the arrays of a checkpoint (`load_checkpoint`). The global step and tables

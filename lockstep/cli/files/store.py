@@ -5,7 +5,7 @@ import os
 from contextlib import closing
 
 import worker_client
-from lockstep.cli.access import add_arguments, chief_and_access_of
+from lockstep.cli.access import add_arguments, chief_of
 from ps_protocol.checkpoint.catalog import storage_of_role
 from ps_protocol.process import options
 from ps_protocol.process.ending import exit_at_sigterm
@@ -34,8 +34,8 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 def run_store(arguments: argparse.Namespace) -> int:
     """Writes until training ends and returns the exit code."""
     enable_worker_failpoints(os.environ)
-    with chief_and_access_of(arguments) as (chief, access):
-        address, security = chief.address, access.security  # reports an absent chief at once; a follower would wait for it
+    with chief_of(arguments) as chief:
+        address, security = chief.address, chief.access.security  # reports an absent chief at once; a follower would wait for it
     cluster = Given(vars(arguments), os.environ)[options.CALLED_CLUSTER]
     storage = storage_of_role(arguments.to)
     keeper = StoreKeeper(storage, keep_steps=arguments.keep_steps, keep_s=arguments.keep_s, anchor_steps=arguments.anchor_steps)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 import worker_client
-from lockstep.cli.access import add_arguments, chief_and_access_of, chief_of
+from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.answers import CommandFailed
 from lockstep.tensorboard import TensorBoardWriter
 from lockstep.timeline import Timeline
@@ -94,8 +94,8 @@ def add_tensorboard_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_tensorboard(arguments: argparse.Namespace) -> int:
     """Writes until training ends and returns the exit code."""
-    with chief_and_access_of(arguments) as (chief, access):
-        address, security = chief.address, access.security  # reports an absent chief at once; an observer would wait for it
+    with chief_of(arguments) as chief:
+        address, security = chief.address, chief.access.security  # reports an absent chief at once; an observer would wait for it
     cluster = Given(vars(arguments), os.environ)[options.CALLED_CLUSTER]
     try:
         writer = TensorBoardWriter(arguments.directory)

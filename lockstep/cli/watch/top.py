@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 from chief.page.look import Look
 from chief.page.recorder import FirstServer, Recorder
-from lockstep.cli.access import ChiefAbsent, chief_and_access_of
+from lockstep.cli.access import ChiefAbsent, chief_of
 from lockstep.cli.access import add_arguments as add_access_arguments
 from lockstep.cli.watch.view import frame
 from ps_protocol.errors import PsError
@@ -37,8 +37,8 @@ def add_top_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_top(arguments: argparse.Namespace) -> int:
     """Shows the cluster until the user leaves or the chief ends, and returns the exit code."""
-    with chief_and_access_of(arguments) as (chief, access):
-        metrics = FirstServer(access, cluster="")
+    with chief_of(arguments) as chief:
+        metrics = FirstServer(chief.access, cluster="")
         recorder = Recorder(chief, read_metrics=metrics.read_metrics)
         threading.Thread(target=recorder.keep_reading_metrics, name="top-metrics", daemon=True).start()
         try:
