@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import lockstep
-from ps_protocol.errors import ModelMismatch
+from ps_protocol.errors import InvalidSpec, ModelMismatch
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.roles.chief import PushOutcome
 from worker_client.core.outcomes import Push
@@ -20,6 +20,12 @@ def check_session(given: object) -> None:
     """Raises TypeError for anything that `session_of` does not take."""
     if not (given is None or isinstance(given, (Session, Mapping))):
         raise TypeError(f"session: got a {type(given).__name__}, want what lockstep.connect() returns, its arguments as a dict, or None")
+
+
+def check_connected(given: object, call: str) -> None:
+    """Raises InvalidSpec for anything that is no session, for an adapter that takes nothing else."""
+    if not isinstance(given, Session):
+        raise InvalidSpec(f"{call}: got a {type(given).__name__}, want a session, which lockstep.connect() or lockstep.local() returns")
 
 
 def session_of(given: Session | Mapping[str, Any] | None) -> Session:

@@ -7,8 +7,7 @@ chief's: a worker's contribution begins as early as it can, and ends when the ch
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.roles.chief import ClusterStatus, LedgerEntry, ParticipantKind
+from ps_protocol.roles.chief import ClusterStatus, LedgerEntry, ParticipantKind, ParticipantStatus
 
 CHIEF, WORKERS, SERVERS = 1, 2, 3
 _PROCESSES = {CHIEF: "chief", WORKERS: "workers", SERVERS: "parameter servers"}
@@ -16,16 +15,6 @@ _PROCESSES = {CHIEF: "chief", WORKERS: "workers", SERVERS: "parameter servers"}
 MAX_TRACKS = 1_000
 
 Event = dict[str, Any]
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """The latest values seen of a cluster."""
-
-    epoch: int
-    state: str
-    workers: Mapping[int, tuple[int, str]]
-    tag: str
 
 
 class Timeline:
@@ -37,7 +26,7 @@ class Timeline:
         # The newest step in the trace, and when it ended, which is when the next one began.
         self._last: tuple[int, float] | None = None
         self._free_at: dict[int, float] = {}
-        self._seen: _Seen | None = None
+        self._seen: ClusterStatus | None = None
         self.num_steps = self.num_missed = 0
 
     @property
@@ -121,23 +110,22 @@ class Timeline:
                 self._free_at[worker] = end
 
     def _note_changes(self, status: ClusterStatus, at_s: float) -> None:
-        workers = {one.index: (one.incarnation, one.state) for one in status.participants if one.kind is ParticipantKind.WORKER}
-        tag = status.checkpoint.tag if status.checkpoint is not None else ""
-        seen, self._seen = self._seen, _Seen(epoch=status.epoch, state=status.state.name.lower(), workers=workers, tag=tag)
+        seen, self._seen = self._seen, status
         if seen is None:
             return
         if status.epoch != seen.epoch:
             self._instant(f"epoch {status.epoch}: {status.last_rollback or 'a new one'}", at_s)
-        if self._seen.state != seen.state:
-            self._instant(self._seen.state, at_s)
-        if tag != seen.tag:
+        if status.state is not seen.state:
+            self._instant(status.state.name.lower(), at_s)
+        if (tag := _tag(status)) != _tag(seen):
             self._instant(f"checkpoint {tag}", at_s)
-        for index, (incarnation, state) in workers.items():
-            before = seen.workers.get(index)
-            if before is None or before[0] != incarnation:
+        known = _workers(seen)
+        for index, one in _workers(status).items():
+            before = known.get(index)
+            if before is None or before.incarnation != one.incarnation:
                 self._instant(f"worker {index} joined", at_s)
-            elif before[1] != state:
-                self._instant(f"worker {index}: {state}", at_s)
+            elif before.state != one.state:
+                self._instant(f"worker {index}: {one.state}", at_s)
 
     def _span(self, pid: int, tid: int, name: str, begin: float, end: float, about: Mapping[str, object] | None = None) -> None:
         if end > begin:
@@ -151,6 +139,14 @@ class Timeline:
 
     def _counter(self, pid: int, name: str, at_s: float, value: float) -> None:
         self._events.append({"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": _us(at_s), "args": {"bytes": value}})
+
+
+def _tag(status: ClusterStatus) -> str:
+    return "" if status.checkpoint is None else status.checkpoint.tag
+
+
+def _workers(status: ClusterStatus) -> dict[int, ParticipantStatus]:
+    return {one.index: one for one in status.participants if one.kind is ParticipantKind.WORKER}
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> Event:

@@ -83,7 +83,7 @@ COMMANDS: dict[str, Command] = {
         "watch", "say in few lines what a cluster waits for, and what to do", "watch.status", ("lockstep why",), has_answer=True
     ),
     "top": Command("watch", "show a cluster live", "watch.top", ("lockstep top", "lockstep top --chief chief.example:5000")),
-    "ls": Command("watch", "list the clusters on this machine, with their pages", "watch.local", ("lockstep ls",)),
+    "ls": Command("watch", "list the clusters on this machine, with their pages", "watch.local", ("lockstep ls",), has_answer=True),
     "trace": Command(
         "watch",
         "record some seconds of steps, to look at them in Perfetto",

@@ -61,8 +61,3 @@ def summary(findings: Sequence[Finding]) -> str:
 def is_fit(findings: Sequence[Finding]) -> bool:
     """Whether nothing has failed."""
     return not any(one.verdict is Verdict.FAIL for one in findings)
-
-
-def as_dict(finding: Finding) -> dict[str, str]:
-    """Returns a finding for JSON."""
-    return {"check": finding.check, "verdict": finding.verdict.value, "text": finding.text, "advice": finding.advice}

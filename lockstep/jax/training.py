@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import worker_client
-from lockstep.contributing import join, left_out, until_counted
+from lockstep.contributing import check_connected, join, left_out, until_counted
 from lockstep.errors import InvalidSpec, NotInitialized
 from lockstep.jax.proof import compare
 from lockstep.jax.recognition import Recognized, recognize
@@ -107,7 +107,7 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
     Called again, it begins another phase of training with these parameters, all or some of the model's: they have the cluster's values, and
     the servers' state of the optimizer begins anew.
     """
-    _check_session(session, "create_or_join()")
+    check_connected(session, "create_or_join()")
     tree, values = tree_of(params)
     given: Mapping[str, Any] = values
     local: _LocalOptimizer | None = None
@@ -177,18 +177,13 @@ def outcome(session: Session) -> Push | None:
 
 def model_of(session: Session, call: str) -> _Model:
     """Returns a session's model. Raises NotInitialized, InvalidSpec."""
-    _check_session(session, call)
+    check_connected(session, call)
     model = _models.get(session)
     if model is None:
         raise NotInitialized(
             f"{call}: this session has no JAX model yet; call lockstep.jax.create_or_join(session, params, optimizer) first"
         )
     return model
-
-
-def _check_session(session: object, call: str) -> None:
-    if not isinstance(session, Session):
-        raise InvalidSpec(f"{call}: got a {type(session).__name__}, want a session, which lockstep.connect() or lockstep.local() returns")
 
 
 def _with_limits(recognized: Recognized, options: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 import worker_client
-from lockstep.contributing import until_counted
+from lockstep.contributing import check_connected, until_counted
 from lockstep.errors import InvalidSpec
 from lockstep.keras.variables import are_equal, check_floats, names_of, value_of
 from ps_protocol.model.variables import Array
@@ -48,10 +48,7 @@ class AverageUpdates(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, session: Session, *, variables: Sequence[Any] | None = None, **options: Any) -> None:
         super().__init__()
-        if not isinstance(session, Session):
-            raise InvalidSpec(
-                f"AverageUpdates: got a {type(session).__name__}, want a session, which lockstep.connect() or lockstep.local() returns"
-            )
+        check_connected(session, "AverageUpdates")
         self._session, self._options = session, options
         self._of_all_phases = variables
         self._trained: dict[str, Any] = {}

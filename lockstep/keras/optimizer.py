@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 import worker_client
-from lockstep.contributing import OVERWRITTEN, AddedGradients, join, left_out, trains_no_more, until_counted
+from lockstep.contributing import OVERWRITTEN, AddedGradients, check_connected, join, left_out, trains_no_more, until_counted
 from lockstep.errors import InvalidSpec
 from lockstep.keras import formulas
 from lockstep.keras.variables import are_equal, check_floats, gradient_of, names_of, numbers_of, value_of
@@ -139,8 +139,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(self, session: Session, optimizer: Any, *, variables: Sequence[Any] | None = None, **options: Any) -> None:
-        if not isinstance(session, Session):
-            raise InvalidSpec(f"Optimizer: got a {type(session).__name__}, want a session, which lockstep.connect() returns")
+        check_connected(session, "Optimizer")
         inner = keras.optimizers.get(optimizer)
         config = inner.get_config()
         formulas.optimizer_of(inner, learning_rate=0.0, decays=True)  # raises errors here, not only when the model is built

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 
 from lockstep.cli.answers import Answer
-from lockstep.cli.formatting import printable
-from lockstep.doctor.findings import Finding, as_dict, is_fit, lines, summary
+from lockstep.cli.formatting import plain, printable
+from lockstep.doctor.findings import Finding, is_fit, lines, summary
 from lockstep.doctor.machine import machine_findings
 from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode
@@ -42,7 +42,7 @@ def run_doctor(arguments: argparse.Namespace) -> Answer:
         if not arguments.json:
             for line in lines(finding, has_colours=has_colours):
                 print(line if has_colours else printable(line), flush=True)
-    fields = {"is_fit": is_fit(found), "findings": [as_dict(one) for one in found]}
+    fields = {"is_fit": is_fit(found), "findings": plain(found)}
     return Answer(words=summary(found), fields=fields, exit_code=ExitCode.DONE if is_fit(found) else ExitCode.FAILED)
 
 

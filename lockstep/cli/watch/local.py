@@ -2,11 +2,11 @@
 
 import argparse
 import dataclasses
-import json
 import time
 from pathlib import Path
 
-from lockstep.cli.formatting import duration_text, printable, table
+from lockstep.cli.answers import Answer
+from lockstep.cli.formatting import duration_text, plain, printable, table
 from ps_protocol.process.local_clusters import LocalEntry, local_clusters
 from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.tokens import token_of
@@ -16,20 +16,15 @@ NOBODY = "no cluster of yours that `lockstep up` or `lockstep demo` started is r
 
 def add_ls_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `ls`."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--token", action="store_true", help="print addresses of pages with the token of a reader, who can only look")
 
 
-def run_ls(arguments: argparse.Namespace) -> int:
-    """Prints the clusters and returns the exit code."""
+def run_ls(arguments: argparse.Namespace) -> Answer:
+    """Returns the clusters."""
     clusters = local_clusters()
     if arguments.token:
         clusters = [dataclasses.replace(one, page=_with_token(one)) for one in clusters]
-    if arguments.json:
-        print(json.dumps([dataclasses.asdict(one) for one in clusters], indent=2))
-    else:
-        print(listing(clusters) if clusters else NOBODY)
-    return 0
+    return Answer(words=listing(clusters) if clusters else NOBODY, fields=plain(clusters))
 
 
 def _with_token(one: LocalEntry) -> str:

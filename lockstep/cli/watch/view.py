@@ -302,9 +302,8 @@ def _fitting(lines: Sequence[str], width: int) -> list[str]:
     heading = lines[0]
     if max(map(len, lines)) <= width or "  " not in heading:
         return _cut(lines, width)
-    words = heading.split("  ")
-    left_out = [word.strip() for word in heading[_edge(lines, width) :].split("  ") if word.strip()] if words else []
     edge = _edge(lines, width)
+    left_out = [word.strip() for word in heading[edge:].split("  ") if word.strip()]
     return [*(line[:edge].rstrip() for line in lines), f"(no room for: {', '.join(left_out)})"[:width]]
 
 
