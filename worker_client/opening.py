@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ps_protocol.errors import InvalidSpec, is_boundary
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -198,18 +198,9 @@ def access_of(security: Security | None, environment: Mapping[str, str], *, role
         return Access(with_local_secrets(security_of(Given({}, environment)), chief=chief), role=role)
     if not isinstance(security, Security):
         raise InvalidSpec(f"security: got {type(security).__name__}, want a Security, for example Security(token_file='worker.token')")
-    files = replace(
-        security,
-        token_file=_path(security.token_file),
-        tls_ca=_path(security.tls_ca),
-        tls_cert=_path(security.tls_cert),
-        tls_key=_path(security.tls_key),
-    )
-    return Access(with_local_secrets(files, chief=chief), role=role)
-
-
-def _path(file: str | Path | None) -> Path | None:
-    return None if file is None else Path(file)
+    files = {name: getattr(security, name) for name in ("token_file", "tls_ca", "tls_cert", "tls_key")}
+    paths: dict[str, Any] = {name: Path(file) for name, file in files.items() if file is not None}
+    return Access(with_local_secrets(replace(security, **paths), chief=chief), role=role)
 
 
 def resolve(environment: Mapping[str, str], *, chief: str | None, worker_index: int | None, cluster: str | None) -> Target:
@@ -217,7 +208,9 @@ def resolve(environment: Mapping[str, str], *, chief: str | None, worker_index: 
     address = chief or environment.get("LOCKSTEP_CHIEF")
     index = worker_index
     if index is None and (text := environment.get("LOCKSTEP_WORKER_INDEX")):
-        index = _index_of(text)
+        if not (text.isascii() and text.isdigit()):
+            raise InvalidSpec(f"LOCKSTEP_WORKER_INDEX: got {text!r}, want a number from 0")
+        index = int(text)
     # Read only if something is missing: an engine may set it for another system than this one.
     if (not address or index is None) and (tf_config := parse_tf_config(environment.get("TF_CONFIG", ""))):
         address = address or tf_config.chief
@@ -226,22 +219,12 @@ def resolve(environment: Mapping[str, str], *, chief: str | None, worker_index: 
         raise InvalidSpec("no chief to connect to: pass connect('host:port'), set LOCKSTEP_CHIEF, or start this program by `lockstep up`")
     if not isinstance(address, str):
         raise InvalidSpec(f"chief: got {shown(address)}, want a str such as '127.0.0.1:5000' or 'unix:/path'")
-    _check_index(index)
+    if index is not None and (isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 1 << 32):
+        raise InvalidSpec(f"worker_index: got {shown(index)}, want an int from 0, or None for the lowest free one")
     name = cluster if cluster is not None else environment.get("LOCKSTEP_CLUSTER", "")
     if not isinstance(name, str):
         raise InvalidSpec(f"cluster: got {shown(name)}, want a str")
     return Target(chief=address, worker_index=index, cluster=name)
-
-
-def _index_of(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise InvalidSpec(f"LOCKSTEP_WORKER_INDEX: got {text!r}, want a number from 0")
-    return int(text)
-
-
-def _check_index(index: object) -> None:
-    if index is not None and (isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 1 << 32):
-        raise InvalidSpec(f"worker_index: got {shown(index)}, want an int from 0, or None for the lowest free one")
 
 
 def _wire(wire: str | WireFormat | None) -> WireFormat:

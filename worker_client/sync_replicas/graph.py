@@ -109,16 +109,6 @@ class GlobalStep:
         return run.session.global_step
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDeclaration:
-    """The declarations for a session's model: first values by name, optimizer, averages; and the policy (None: keep the cluster's)."""
-
-    values: dict[str, Any]
-    optimizer: OptimizerSpec
-    averages: AverageSpec | None
-    policy: PolicySpec | None
-
-
 class Graph:
     """One training program's declarations. `with graph.as_default():` makes it the one that `get_variable()` and optimizers add to.
 
@@ -139,7 +129,7 @@ class Graph:
     @contextmanager
     def as_default(self) -> Iterator["Graph"]:
         """Makes this the thread's default graph within the `with` block."""
-        stack = _graphs()
+        stack = _graphs.stack
         stack.append(self)
         try:
             yield self
@@ -187,13 +177,12 @@ class Graph:
         """Forbids further variables."""
         self._is_finalized = True
 
-    def declaration(self) -> ModelDeclaration:
-        """Returns the model. Raises RuntimeError if nothing trains it."""
+    def declared(self) -> tuple[dict[str, Any], OptimizerSpec]:
+        """Returns the variables' declarations by name, and the model's optimizer. Raises RuntimeError if nothing trains the model."""
         if not self._optimizers:
             raise RuntimeError("nothing trains this model: call minimize() or apply_gradients() of an optimizer before the session is made")
         first = next(iter(self._optimizers.values()))
-        values = {name: self._declared(variable, first) for name, variable in self.variables.items()}
-        return ModelDeclaration(values=values, optimizer=first, averages=self.averages, policy=self.policy)
+        return {name: self._declared(variable, first) for name, variable in self.variables.items()}, first
 
     def _declared(self, variable: ModelVariable, of_model: OptimizerSpec) -> Any:
         """Returns the variable's declaration for a session, with its optimizer if that is not the model's."""
@@ -229,21 +218,17 @@ class _DefaultGraphs(threading.local):
         self.stack = [Graph()]
 
 
-_default_graphs = _DefaultGraphs()
-
-
-def _graphs() -> list[Graph]:
-    return _default_graphs.stack
+_graphs = _DefaultGraphs()
 
 
 def default_graph() -> Graph:
     """Returns the thread's default graph: the one of the innermost `as_default()`, else the thread's initial graph."""
-    return _graphs()[-1]
+    return _graphs.stack[-1]
 
 
 def reset_default_graph() -> None:
     """Gives the thread a new, empty default graph. Raises AssertionError within `as_default()`."""
-    stack = _graphs()
+    stack = _graphs.stack
     if len(stack) > 1:
         raise AssertionError("Do not use reset_default_graph() to clear nested graphs; leave the with block of as_default() first")
     stack[:] = [Graph()]

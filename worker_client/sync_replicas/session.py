@@ -23,7 +23,6 @@ from worker_client.opening import connect, local
 from worker_client.session.session import Session
 from worker_client.sync_replicas.graph import (
     Graph,
-    ModelDeclaration,
     Run,
     check,
     default_graph,
@@ -73,16 +72,14 @@ def _created(
     opener: Opener, graph: Graph, *, is_chief: bool, checkpoint_dir: str | Path | None, max_wait_s: float | None, worker_index: int | None
 ) -> Session:
     """Returns a session that has the model; blocks until there is one. Raises RuntimeError if nothing trains the graph."""
-    declaration = graph.declaration()
+    values, optimizer = graph.declared()
     if is_chief and checkpoint_dir is not None:
-        declaration = _restored(declaration, checkpoint_dir)
+        values = _restored(values, checkpoint_dir)
     session = opener(worker_index)
     try:
-        if is_chief and declaration.policy is not None:
-            _have_policy(session, declaration.policy, timeout_s=max_wait_s)
-        session.create_or_join(
-            declaration.values, optimizer=declaration.optimizer, averages=declaration.averages, create=is_chief, timeout_s=max_wait_s
-        )
+        if is_chief and graph.policy is not None:
+            _have_policy(session, graph.policy, timeout_s=max_wait_s)
+        session.create_or_join(values, optimizer=optimizer, averages=graph.averages, create=is_chief, timeout_s=max_wait_s)
     except BaseException:
         session.close()
         raise
@@ -104,18 +101,18 @@ def _have_policy(session: Session, policy: PolicySpec, *, timeout_s: float | Non
     log.info("policy set policy=%s step=%d", policy.text, step)
 
 
-def _restored(declaration: ModelDeclaration, directory: str | Path) -> ModelDeclaration:
-    """Returns the declaration with the values of the newest complete checkpoint as first values; unchanged if there is none."""
+def _restored(values: dict[str, Any], directory: str | Path) -> dict[str, Any]:
+    """Returns the declarations with the values of the newest complete checkpoint as first values; unchanged if there is none."""
     checkpoint = _newest_whole(directory)
     if checkpoint is None:
-        return declaration
-    values = {name: _with_value(name, declared, checkpoint.values.get(name)) for name, declared in declaration.values.items()}
+        return values
+    restored = {name: _with_value(name, declared, checkpoint.values.get(name)) for name, declared in values.items()}
     log.warning(
         "the model, if it is new, begins with the values of step %d from %s; optimizer slots and tables begin anew, and steps from 0",
         checkpoint.global_step,
         directory,
     )
-    return replace(declaration, values=values)
+    return restored
 
 
 def _newest_whole(directory: str | Path) -> Checkpoint | None:

@@ -164,8 +164,8 @@ def test_variable_has_one_optimizer_and_the_model_may_have_several(graph: Graph,
     with pytest.raises(ValueError, match="trained by 'momentum' already"):
         AdamOptimizer().minimize(LOSS, var_list=[w])
     AdamOptimizer().minimize(LOSS, var_list=[other])
-    declared = graph.declaration()
-    assert (declared.optimizer.name, declared.values["other"].optimizer.name) == ("momentum", "adam")
+    values, optimizer = graph.declared()
+    assert (optimizer.name, values["other"].optimizer.name) == ("momentum", "adam")
 
 
 def test_names_are_declared_once_and_before_the_session(graph: Graph, w: ModelVariable) -> None:

@@ -190,7 +190,7 @@ def test_averages_of_the_optimizer_belong_to_the_model(graph: Graph, w: ModelVar
     averages = ExponentialMovingAverage(0.9, num_updates=step)
     assert averages.average(w) is None and averages.average("w") is None  # type: ignore[arg-type]
     sync(variable_averages=averages, variables_to_average=[w]).minimize(LOSS, global_step=step)
-    spec = graph.declaration().averages
+    spec = graph.averages
     assert spec is not None and (spec.decay, spec.use_num_updates, spec.variables) == (0.9, True, ("w",))
     average = averages.average(w)
     assert average is not None and average.name == averages.average_name(w) == "w/ExponentialMovingAverage"
