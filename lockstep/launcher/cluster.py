@@ -24,6 +24,7 @@ from lockstep.launcher.supervisor import (
     make_directory,
     shell_code,
 )
+from lockstep.systemd import files_of
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode
@@ -151,10 +152,7 @@ class LaunchedCluster:
             return {}
         if self._hosts is None:
             return {"LOCKSTEP_TOKEN_FILE": BESIDE_SOCKET}
-        if kind == "worker":
-            return {"LOCKSTEP_TOKEN_FILE": "worker.token", "LOCKSTEP_TLS_CA": "ca.pem"}
-        own = {"LOCKSTEP_TLS_CERT": f"{kind}.pem", "LOCKSTEP_TLS_KEY": f"{kind}.key"}
-        return {"LOCKSTEP_TOKEN_FILE": BESIDE_SOCKET, "LOCKSTEP_TLS_CA": "ca.pem", **own}
+        return files_of(kind)
 
     def _placed(self, spec: ProcessSpec, *, kind: str, returns: Sequence[Path] = ()) -> ProcessSpec:
         """Returns a process for its host, with the secrets of its kind. The shell's variables may be for another cluster."""
