@@ -19,6 +19,7 @@ from ps_protocol.checkpoint.tensor_file import decode_header, decode_length
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from tests.support.cluster.processes import Plan, ProcessCluster
 from tests.support.processes.commands import run_up
+from tests.support.processes.warm import WarmPopen
 from tests.support.waiting import wait_until
 from worker_client import EmbeddingTable, IndexedSlices
 
@@ -100,7 +101,7 @@ def test_each_steps_changed_rows_are_handed_on_once_by_a_follower_that_is_killed
         words = ["-m", "lockstep", "checkpoint", "changes", str(out), "--follow", "--checkpoint-dir", str(cluster.checkpoints)]
 
         def follow() -> "subprocess.Popen[bytes]":
-            process = subprocess.Popen([sys.executable, *words])
+            process = WarmPopen([sys.executable, *words])
             stack.callback(process.kill)
             return process
 

@@ -1,8 +1,6 @@
 """`lockstep up --dry-run`: a program in one process for a few steps, and the mistakes that are found in it."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,8 @@ BEGIN = "import numpy as np, lockstep\nwith lockstep.connect() as session:\n"
 def dry_run(tmp_path: Path, program: str, *arguments: str) -> tuple[int, str]:
     path = tmp_path / "train.py"
     path.write_text(program)
-    command = [sys.executable, "-m", "lockstep", "up", "--workers", "3", "--dry-run", *arguments, "--", "python", str(path)]
-    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout
+    done = run("-m", "lockstep", "up", "--workers", "3", "--dry-run", *arguments, "--", "python", path, cwd=tmp_path)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_program_that_is_right_makes_its_steps_and_leaves_nothing_behind(tmp_path: Path) -> None:

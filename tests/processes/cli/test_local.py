@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import worker_client
+from ps_protocol.errors import PsError
 from tests.support.processes.commands import TRAIN, Ended, lockstep_here, read_until, up
 from tests.support.waiting import wait_until
 
@@ -52,18 +54,17 @@ def test_the_only_cluster_is_found(running: list[str], runtime: Path) -> None:
     assert here(runtime, "policy").stdout.startswith("policy sync")
 
 
-def test_where_its_address_is_given_its_tokens_are_found(running: list[str], runtime: Path) -> None:
+def test_where_its_address_is_given_its_tokens_are_found(running: list[str], runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (address,) = re.findall(r"lockstep status --chief (127\.0\.0\.1:\d+)", "\n".join(running))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("LOCKSTEP_CHIEF", address)
     for command in (["status"], ["set", "learning_rate=0.5"], ["policy"]):
-        answer = lockstep_here(*command, XDG_RUNTIME_DIR=str(runtime), LOCKSTEP_CHIEF=address)
+        answer = lockstep_here(*command)
         assert answer.returncode == 0, answer.stderr
-    place = {"XDG_RUNTIME_DIR": str(runtime), "LOCKSTEP_CHIEF": address}
-    look = "import worker_client\nwith worker_client.observe() as one: print(one.status().total_num_replicas)"
-    watched = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=50, env={**os.environ, **place})
-    assert watched.stdout == "2\n", watched.stderr
-    more = "import worker_client\nworker_client.connect(timeout_s=1.0)"
-    refused = subprocess.run([sys.executable, "-c", more], capture_output=True, text=True, timeout=50, env={**os.environ, **place})
-    assert "2 of 2 worker places taken" in refused.stderr and "start it again with --workers 3" in refused.stderr
+    with worker_client.observe() as observer:
+        assert observer.status().total_num_replicas == 2
+    with pytest.raises(PsError, match=r"2 of 2 worker places taken.*start it again with --workers 3"):
+        worker_client.connect(timeout_s=1.0)
 
 
 def test_lockstep_ls_lists_the_running_cluster(running: list[str], runtime: Path) -> None:

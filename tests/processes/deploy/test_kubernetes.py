@@ -16,6 +16,7 @@ import yaml
 from lockstep import certs
 from ps_protocol.process.options import TABLE
 from tests.processes.deploy.test_compose import ports_of
+from tests.support.processes.warm import WarmPopen
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -110,10 +111,10 @@ class LocalPods:
 
     def run(self, pod: str, words: list[str], *, port: int, hostname: str, **told: str) -> "subprocess.Popen[str]":
         variables = {name: self.here(value, pod=pod, port=port) for name, value in environment(pod).items()}
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        command = [self.here(word, pod=pod, port=port) for word in words]
-        return subprocess.Popen(
-            command,
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `lockstep` is, for a shell
+        program = {"lockstep": [sys.executable, "-m", "lockstep"], "python": [sys.executable], "sh": ["sh"]}[words[0]]
+        return WarmPopen(
+            [*program, *(self.here(word, pod=pod, port=port) for word in words[1:])],
             env={**os.environ, **variables, "PATH": path, "HOSTNAME": hostname, **told},
             stdout=subprocess.PIPE,
             text=True,

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tests.support.cluster.processes import Plan, ProcessCluster
 from tests.support.network.certificates import Files, make
 from tests.support.network.servers import free_ports
 from tests.support.processes.commands import TRAIN, lockstep_here, read_until, up
+from tests.support.processes.warm import run_warm
 
 
 def proofs(files: Files, role: str = "worker") -> dict[str, Any]:
@@ -107,9 +107,7 @@ def test_cluster_of_the_launcher_has_tokens_without_any_option(tmp_path: Path, n
         words = next(line for line in lines if "lockstep status --chief" in line).partition("lockstep status ")[2].split()
         address = words[words.index("--chief") + 1]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
-        result = subprocess.run(
-            [sys.executable, "-m", "lockstep", "status", *words], capture_output=True, text=True, timeout=30, env=environment
-        )
+        result = run_warm([sys.executable, "-m", "lockstep", "status", *words], environment=environment, timeout_s=30.0)
         assert result.returncode == 0, result.stderr
         assert_secrets_are_nowhere(psutil.Process(process.pid), logs=tmp_path / "run" / "logs")
         if network:

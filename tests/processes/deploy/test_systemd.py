@@ -13,6 +13,8 @@ import pytest
 from lockstep import certs
 from tests.support.network.servers import free_ports
 from tests.support.processes.commands import TRAIN, lockstep_here
+from tests.support.processes.warm import WarmPopen, read_early
+from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 pytest.importorskip("cryptography", reason="certificates need the package cryptography")
@@ -33,8 +35,8 @@ def running(unit: Path, secrets: Path, out: Path, *, instance: str = "") -> Iter
             (credentials / text.partition(":")[0]).chmod(0o600)
     environment = {name: text.replace("%d", str(credentials)).replace("%%", "%") for name, text in given.items()}
     with out.open("ab") as sink:
-        full = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-        process = subprocess.Popen([word.replace("$$", "$") for word in command], env=full, stdout=sink, stderr=sink)
+        full = {**read_early(os.environ), "PATH": os.environ["PATH"], **environment}
+        process = WarmPopen([word.replace("$$", "$") for word in command], cwd=ROOT, env=full, stdout=sink, stderr=sink)
     try:
         yield process
     finally:

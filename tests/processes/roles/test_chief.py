@@ -4,7 +4,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
 from tests.support.chief.running_chief import Worker, parameter_server
 from tests.support.network.servers import unused_address
+from tests.support.processes.commands import lockstep_here
 from tests.support.processes.processes import announced, end_of, speaking
 from tests.support.waiting import wait_until
 
@@ -117,8 +117,7 @@ def test_the_page_of_a_new_chief_shows_the_past_of_one_that_was_killed(tmp_path:
             with contextlib.closing(GrpcChief(announced(second, tmp_path / "b"))) as client:
                 status = client.status()
             assert (status.num_accepted, status.counts.accepted) == (0, 3), "a counter of its own, and what people read"
-            command = [sys.executable, "-m", "lockstep", "status", "--chief", announced(second, tmp_path / "b")]
-            said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+            said = lockstep_here("status", "--chief", announced(second, tmp_path / "b")).stdout
             assert "contributions since the start: 3 accepted" in said
 
 

@@ -108,11 +108,11 @@ class _Server:
         """Whether a process with this environment would have found the libraries as the server did."""
         if sys.platform != "linux" or any(name.startswith("COVERAGE_") for name in environment):
             return False
-        return _read_early(environment) == (self._environment or _read_early(os.environ))
+        return read_early(environment) == (self._environment or read_early(os.environ))
 
     def serve_from(self, ours: socket.socket) -> None:
         """Uses this server."""
-        self._ours, self._environment = ours, _read_early(os.environ)
+        self._ours, self._environment = ours, read_early(os.environ)
 
     def fork(self, request: list[object], descriptors: Sequence[int]) -> int:
         """Returns the number of a new child of this process."""
@@ -131,7 +131,7 @@ class _Server:
             return int(answer)
 
     def _start(self) -> socket.socket:
-        self._environment = _read_early(os.environ)
+        self._environment = read_early(os.environ)
         self._ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", SERVER, str(theirs.fileno()), " " * _ROOM_BYTES]
         # It stays when the test is over that needed it first.
@@ -149,7 +149,8 @@ class _Server:
                 self._process.wait(5)
 
 
-def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
+def read_early(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment is read before a program begins: only a process with the same can be a fork."""
     found = {name: value for name, value in environment.items() if name.startswith(_READ_EARLY) and name not in _READ_LATE}
     # A process finds its packages in the root in any case.
     path = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", str(ROOT))]

@@ -1,7 +1,5 @@
 """The directory of checkpoints belongs to one cluster of this machine at a time."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,14 +7,14 @@ import pytest
 from lockstep.launcher.cluster import kept_directories
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed
+from tests.support.processes.commands import lockstep
 
 
 def test_two_clusters_at_a_time_cannot_have_the_same_checkpoints(tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     with kept_directories(ClusterSpec(checkpoint_dir=str(place), history=tmp_path / "history")):
         assert place.is_dir() and (tmp_path / "history").is_dir()
-        up = [sys.executable, "-m", "lockstep", "up", "--run-dir", str(tmp_path / "run"), "--checkpoint-dir", str(place), "--", "true"]
-        result = subprocess.run(up, capture_output=True, text=True, timeout=50)
+        result = lockstep("up", "--run-dir", str(tmp_path / "run"), "--checkpoint-dir", str(place), "--", "true")
         assert (result.returncode, result.stdout) == (2, "")
         assert f"--checkpoint-dir: another cluster on this machine is using {place}" in result.stderr
         with kept_directories(ClusterSpec(checkpoint_dir=str(tmp_path / "other"))):

@@ -16,6 +16,7 @@ import pytest
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.logs import BoundedLogHandler, log_format_of, logging_to_stderr
 from ps_protocol.process.output import BoundedOutput
+from tests.support.processes.processes import run
 from tests.support.processes.unread import full_pipe
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
@@ -163,8 +164,7 @@ def test_log_format_is_known_before_the_other_options() -> None:
 
 @pytest.mark.parametrize("words", ["ps_server", "chief", "lockstep.combined --index 0 --with-chief"])
 def test_a_role_that_cannot_start_reports_that_in_json_too(words: str) -> None:
-    command = [sys.executable, "-m", *words.split(), "--log-format", "json"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30.0)
+    ended = run("-m", *words.split(), "--log-format", "json")
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     found = json.loads(line)
