@@ -8,7 +8,7 @@ import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.errors import DataMismatch, DeadlineExceeded
+from ps_protocol.errors import DeadlineExceeded
 from ps_protocol.model.data import DataRange
 from ps_protocol.model.policy import PolicySpec
 from tests.support.chief.rolling import RollingCluster
@@ -60,17 +60,6 @@ def test_one_worker_gets_each_range_of_each_pass_in_order() -> None:
         data = session.status().data
         assert data is not None
         assert (data.name, data.num_done, data.num_ranges) == ("train", 3, 3)
-
-
-def test_shuffled_passes_have_the_same_ranges_in_other_orders() -> None:
-    with worker_client.local() as session:
-        join(session)
-        orders: dict[int, list[int]] = {}
-        for batch in session.batches("train", num_samples=64, batch_size=4, num_epochs=2, shuffle_seed=3):
-            orders.setdefault(batch.epoch, []).append(batch.start)
-            give(session, batch)
-        assert sorted(orders[0]) == sorted(orders[1]) == list(range(0, 64, 4))
-        assert orders[0] != orders[1]
 
 
 @pytest.mark.parametrize(
@@ -125,31 +114,6 @@ def test_workers_have_the_values_of_the_last_step_when_the_data_ends(sizes: dict
     assert found[0] == found[1] and found[0][0] != 0.0
 
 
-def test_the_ranges_of_a_worker_that_left_are_done_by_another() -> None:
-    cluster = InProcessCluster(replicas_to_aggregate=1)
-    first, second = (worker_client.local(cluster) for _ in range(2))
-    for session in (first, second):
-        join(session)
-    go_through(first, num_epochs=1, stop_after=2)
-    first.close()
-    go_through(second, num_epochs=1)
-    assert num_counted(second) == NUM_SAMPLES
-
-
-def test_after_a_rollback_ranges_are_done_again() -> None:
-    cluster = RollingCluster(join)
-    with cluster.session() as session:
-        outcomes = []
-        for number, batch in enumerate(session.batches("train", num_samples=NUM_SAMPLES, batch_size=4, timeout_s=20)):
-            if number == 5:
-                cluster.roll_back()
-            outcomes.append(give(session, batch))
-        assert outcomes.count(PushOutcome.ROLLED_BACK) <= 1
-        assert session.num_rollbacks == 1
-        # The metrics are those of the cluster since it was brought back to its beginning.
-        assert num_counted(session) == NUM_SAMPLES
-
-
 def test_contribution_from_a_range_of_before_a_rollback_is_not_counted() -> None:
     """Another call finds out first: the variables are then of the checkpoint, but the samples go to the next worker that asks."""
     cluster = RollingCluster(join)
@@ -200,23 +164,3 @@ def test_range_without_a_contribution_is_named_with_the_next() -> None:
             next(iter(batches))
         assert session.step(ONES, timeout_s=20).is_accepted
         assert list(session.batches("train", num_samples=8, batch_size=4)) == []
-
-
-def test_other_data_is_refused() -> None:
-    with worker_client.local() as session:
-        join(session)
-        next(iter(session.batches("train", num_samples=8, batch_size=4)))
-        with pytest.raises(DataMismatch, match="train"):
-            next(iter(session.batches("train", num_samples=9, batch_size=4)))
-
-
-def test_ranges_stay_with_a_worker_that_asks_for_other_data_in_between() -> None:
-    with worker_client.local() as session:
-        join(session)
-        batches = session.batches("train", num_samples=32, batch_size=4, timeout_s=5)
-        give(session, next(batches))
-        with pytest.raises(DataMismatch):
-            next(session.batches("train", num_samples=32, batch_size=8))
-        for batch in session.batches("train", num_samples=32, batch_size=4, timeout_s=5):
-            give(session, batch)
-        assert num_counted(session) == 32

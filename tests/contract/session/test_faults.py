@@ -1,6 +1,5 @@
 """Calls of a session that fail on the way: which it repeats, which it gives up, and how it leaves. Real stores, a real coordinator."""
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +10,9 @@ import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.errors import InternalError, LeaseExpired, ShuttingDown, StepGone, TooManyPushes, Unavailable
+from ps_protocol.errors import LeaseExpired, ShuttingDown, StepGone, TooManyPushes, Unavailable
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import ClusterState, HeartbeatRequest, Participant, ParticipantKind
-from ps_protocol.roles.shard import PushReply, PushResult
 from tests.support.chief.eras import era
 from tests.support.network.faults import Flaky
 from tests.support.waiting import wait_until
@@ -77,44 +75,6 @@ def test_a_server_that_is_about_to_end_is_asked_again_until_its_successor_answer
         faulty.assert_applied(num_steps=1)
 
 
-@pytest.mark.parametrize("method", ["CommitPushRequest", "DequeueTokenRequest"])
-def test_commit_whose_answer_is_lost_counts_once_and_has_its_first_outcome(method: str) -> None:
-    faulty = FaultyCluster()
-    with faulty.session as session:
-        faulty.chief.lose_answers(method, count=2)
-        if method == "CommitPushRequest":
-            assert session.push(ONES).outcome is PushOutcome.ACCEPTED
-            assert session.wait(timeout_s=20)
-        else:
-            assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
-        assert session.local_step == 1
-        faulty.assert_applied(num_steps=1)
-
-
-def test_push_that_finally_fails_is_given_up_and_the_next_has_a_new_number() -> None:
-    faulty = FaultyCluster(timeout_s=0.2)
-    with faulty.session as session:
-        faulty.shards[1].refuse("push_gradients", *[Unavailable("nobody there")] * 100)
-        with pytest.raises(Unavailable, match="nobody there"):
-            session.push(ONES)
-        faulty.shards[1]._refused.clear()
-        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
-        assert [header.push_id.sequence for header in faulty.shards[0].arguments_of("push_gradients")] == [1, 2]
-        faulty.assert_applied(num_steps=1)
-
-
-def test_contribution_that_one_shard_dropped_as_stale_counts_on_none() -> None:
-    faulty = FaultyCluster()
-
-    def stale(reply: PushReply) -> PushReply:
-        return dataclasses.replace(reply, result=PushResult.STALE)
-
-    with faulty.session as session:
-        faulty.shards[1].answer("push_gradients", stale)
-        assert session.push(ONES).outcome is PushOutcome.STALE
-        faulty.assert_applied(num_steps=0)
-
-
 def test_read_begins_again_on_all_shards_if_one_has_moved_on() -> None:
     faulty = FaultyCluster(replicas_to_aggregate=1, total_num_replicas=2)
     with worker_client.local(faulty.cluster) as other:
@@ -127,15 +87,6 @@ def test_read_begins_again_on_all_shards_if_one_has_moved_on() -> None:
             np.testing.assert_array_equal(variables["a"], variables["b"])
             np.testing.assert_array_equal(variables["a"], np.full(40, -1.0))
             assert len(faulty.shards[0].arguments_of("read")) == 2
-
-
-def test_error_of_a_shard_is_raised_and_the_session_continues() -> None:
-    faulty = FaultyCluster()
-    with faulty.session as session:
-        faulty.shards[1].refuse("push_gradients", InternalError("internal error 7"))
-        with pytest.raises(InternalError, match="internal error 7"):
-            session.step(ONES)
-        assert session.step(ONES, timeout_s=20).is_accepted
 
 
 def test_worker_that_pushes_faster_than_is_applied_is_held_up_and_not_refused() -> None:
@@ -163,15 +114,6 @@ def test_exit_takes_two_seconds_at_most_if_the_chief_hangs() -> None:
     faulty.session.close()
     assert time.monotonic() - start_s < 4.0  # 2 s promised; the machine may be busy
     released.set()
-
-
-def test_exit_takes_two_seconds_at_most_if_the_chief_is_gone() -> None:
-    faulty = FaultyCluster()
-    faulty.chief.refuse("DeregisterRequest", *[Unavailable("nobody there")] * 1000)
-    start_s = time.monotonic()
-    with faulty.session:
-        pass
-    assert time.monotonic() - start_s < 4.0  # 2 s promised; the machine may be busy
 
 
 def test_an_interrupt_while_waiting_is_raised_and_reported_to_the_chief() -> None:

@@ -42,30 +42,6 @@ def test_contributions_accepted_in_a_lost_life_are_no_longer_accepted(caplog: py
         assert_begun_anew(session, num_lost=1)
 
 
-def test_variables_of_a_step_that_only_the_lost_life_had_are_not_waited_for() -> None:
-    """The worker has its token, all is lost, and others have begun anew before it reads: there its step is to come, in the same epoch."""
-    cluster = RollingCluster(join)
-    with cluster.session() as session:
-        assert session.push(ONES).is_accepted
-        assert session.wait(timeout_s=20)
-        cluster.begin_anew()
-        session.read()
-        assert_begun_anew(session, num_lost=1)
-
-
-def test_contribution_whose_next_step_was_lost_before_it_was_read_is_rolled_back() -> None:
-    cluster = RollingCluster(join)
-    with cluster.session() as session:
-
-        def given_and_lost(reply: TokenReply) -> TokenReply:
-            cluster.begin_anew()
-            return reply
-
-        cluster.chief.answer("DequeueTokenRequest", given_and_lost)
-        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ROLLED_BACK
-        assert_begun_anew(session, num_lost=1)
-
-
 def test_rows_of_a_step_that_only_the_lost_life_had_are_not_waited_for() -> None:
     cluster = RollingCluster(
         lambda session: session.create_or_join({"t": worker_client.EmbeddingTable((4, 2))}, optimizer=worker_client.sgd(1.0))

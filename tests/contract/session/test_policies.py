@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, PushOutcome, Session
@@ -34,19 +34,6 @@ def assert_all(session: Session, value: float) -> None:
     np.testing.assert_array_equal(session.read_rows("t", [8, 0]), [[value, value], [0, 0]])
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
-def test_each_contribution_is_a_step_by_itself_and_says_which(start: Start, policy: PolicySpec) -> None:
-    session = joined(start(Shape(num_ps=2, num_workers=1)), policy)
-    assert session.policy == policy
-    for step in range(4):
-        result = session.step(ONES, timeout_s=20)
-        assert (result.outcome, result.applied_step, result.staleness, result.factor) == (PushOutcome.ACCEPTED, step, 0, 1.0)
-    assert (session.global_step, session.local_step) == (4, 4)
-    assert_all(session, -4)
-    assert session.finish() == 4
-    assert_all(session, -4)
-
-
 def test_workers_learn_how_many_inner_steps_to_make_so_that_all_come_together(start: Start) -> None:
     cluster = start(Shape(num_ps=2, num_workers=2))
     sessions = [joined(cluster, worker_client.async_policy()), joined(cluster)]
@@ -67,29 +54,6 @@ def test_workers_learn_how_many_inner_steps_to_make_so_that_all_come_together(st
         sessions[0].inner_steps(100, made=(2**70, 1.0))
     with pytest.raises(InvalidSpec, match=r"inner_steps\(\): got 0, want how many at most"):
         sessions[0].inner_steps(0)
-
-
-def test_refused_contributions_do_not_fill_the_shards(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, num_workers=1))
-    session = joined(cluster, worker_client.async_policy(max_staleness=1))
-    outcomes = [session.push(ONES).outcome for _ in range(12)]
-    assert outcomes == [PushOutcome.ACCEPTED] * 2 + [PushOutcome.STALE] * 10
-    session.read()
-    assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
-    assert_all(session, -3)
-
-
-def test_of_two_updates_from_the_same_variables_the_later_is_stale_and_adds_to_the_other(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, num_workers=2))
-    first, second = joined(cluster, worker_client.async_policy()), joined(cluster)
-    pushes = [session.push(ONES) for session in (first, second)]
-    assert [(push.outcome, push.applied_step, push.staleness) for push in pushes] == [
-        (PushOutcome.ACCEPTED, 0, 0),
-        (PushOutcome.ACCEPTED, 1, 1),
-    ]
-    assert first.wait(timeout_s=20)
-    assert_all(first, -2)
-    assert cluster.observer().status().max_observed_staleness == 1
 
 
 def test_staleness_is_reported_and_its_bound_drops_or_scales(start: Start) -> None:
@@ -118,18 +82,6 @@ def test_a_worker_that_never_waits_may_push_without_limit(start: Start, policy: 
     assert [push.applied_step for push in pushes] == list(range(12))
     assert session.wait(timeout_s=20)
     assert_all(session, -12)
-
-
-def test_a_worker_too_far_ahead_waits_for_the_slowest(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, num_workers=2))
-    fast, slow = joined(cluster, worker_client.ssp_policy(2)), joined(cluster)
-    for _ in range(2):
-        fast.step(ONES, timeout_s=20)
-    with pytest.raises(DeadlineExceeded, match="worker 1"):
-        fast.step(ONES, timeout_s=0.3)
-    assert slow.step(ONES, timeout_s=20).is_accepted
-    assert fast.wait(timeout_s=20)
-    assert_all(fast, -4)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
@@ -256,25 +208,6 @@ def step_together(sessions: Sequence[Session], gradients: Sequence[dict[str, Any
     assert all(step.result().is_accepted for step in steps)
 
 
-def test_fifo_tokens_are_those_of_the_original(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, num_workers=2))
-    first, second = joined(cluster, worker_client.sync_policy(tokens="fifo", num_tokens=-1)), joined(cluster)
-    # R extra tokens: workers leave step 0 at once, and a fast one supplies both of its gradients.
-    assert first.step(ONES, timeout_s=20).applied_step == 0
-    assert first.local_step == 0
-    assert first.step(ONES, timeout_s=20).applied_step == 0
-    push = second.push(ONES)
-    # Late if it comes while the step is being applied.
-    assert (push.outcome in (PushOutcome.STALE, PushOutcome.LATE), push.step) == (True, 0)
-    # Both initial tokens are spent, so the next are of step 1; reading gives the newest all the same.
-    assert second.wait(timeout_s=20)
-    assert second.local_step == 1
-    assert_all(second, -1)
-    too_few = worker_client.sync_policy(tokens="fifo", num_tokens=0, replicas_to_aggregate=3, total_num_replicas=2)
-    with pytest.raises(InvalidSpec, match=r"Too few tokens to finish the first step: 0 \(given\) vs 1 \(needed\)"):
-        first.set_policy(too_few, timeout_s=20)
-
-
 def test_policy_changes_under_way_and_other_workers_hear_of_it(start: Start) -> None:
     cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2))
     session, other, observer = joined(cluster), joined(cluster), cluster.observer()
@@ -299,20 +232,3 @@ def test_worker_whose_step_is_gone_under_another_policy_takes_the_newest_and_no_
     assert_all(slow, -num_accepted)
     assert (slow.policy.reads_latest, slow.local_step) == (True, num_accepted)
     assert slow.push(ONES).is_accepted
-
-
-def test_whether_servers_apply_on_arrival_cannot_change_once_there_is_a_model(start: Start) -> None:
-    session = joined(start(Shape(num_ps=2, num_workers=1)))
-    with pytest.raises(InvalidSpec, match="choose it when the cluster is started"):
-        session.set_policy(POLICIES[2], timeout_s=20)
-    assert session.step(ONES, timeout_s=20).is_accepted
-    assert_all(session, -1)
-
-
-def test_final_variables_are_read_after_the_end_whatever_was_read_before(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, num_workers=2))
-    first, second = joined(cluster, worker_client.async_policy()), joined(cluster)
-    first.step(ONES, timeout_s=20)
-    second.step(ONES, timeout_s=20)
-    assert first.finish() == 2
-    assert_all(first, -2)

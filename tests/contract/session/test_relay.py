@@ -27,7 +27,7 @@ from tests.support.chief.rolling import RollingCluster
 from tests.support.cluster.here import ObjectCluster
 from tests.support.cluster.shape import Shape
 from tests.support.waiting import wait_until
-from worker_client import Follower, Part
+from worker_client import Follower
 from worker_client.cluster.chief import ChiefLink
 from worker_client.following.follow import encoding_of
 from worker_client.following.relay import Relay
@@ -100,17 +100,6 @@ def test_a_reader_has_each_step_that_the_servers_have_bit_by_bit(trained: Traine
     assert (wire == "float32") or weights.num_patches > 0
 
 
-def test_readers_choose_variables_and_parts_and_ask_for_no_more(trained: Trained, relays: Relays) -> None:
-    relay = relays.of(trained.cluster, wire="float32")
-    some = relays.reader(relay, "float32", names={"scale": "d", "bias": Part("b", index=np.s_[1:])})
-    for _ in range(2):
-        some.wait(step=trained.step(), timeout_s=20)
-        values = trained.session.read()
-        assert sorted(some.arrays) == ["bias", "scale"]
-        np.testing.assert_array_equal(some.arrays["bias"], values["b"][1:])
-    assert some.received_bytes < VALUES["w"].nbytes
-
-
 def test_tables_are_relayed_where_they_are_wanted(relays: Relays) -> None:
     cluster = ObjectCluster(Shape(num_ps=2, num_workers=1), relays.stack)
     session = cluster.session()
@@ -158,16 +147,6 @@ def test_the_status_is_that_of_the_cluster(trained: Trained, relays: Relays) -> 
     assert (status.global_step, len(status.shards)) == (2, 2)
 
 
-def test_a_reader_may_come_before_the_model(relays: Relays) -> None:
-    cluster = ObjectCluster(Shape(num_ps=2, num_workers=1), relays.stack)
-    weights = relays.reader(relays.of(cluster))
-    with pytest.raises(DeadlineExceeded, match="the model has no values yet"):
-        weights.wait(timeout_s=2)
-    trained = Trained(cluster)
-    assert weights.wait(step=trained.step(), timeout_s=20) == 1
-    trained.check(dict(weights.arrays))
-
-
 def test_the_end_of_training_is_told_with_its_last_step_and_the_relay_ends_when_all_have_heard(
     relays: Relays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,14 +162,6 @@ def test_the_end_of_training_is_told_with_its_last_step_and_the_relay_ends_when_
     assert [weights.wait(max_lag=0) for weights in readers] == [3, 3]
     wait_until(lambda: not any(thread.is_alive() for thread in relays.threads), what="the relays have ended")
     assert relays.errors == []
-
-
-def test_where_each_worker_makes_steps_of_its_own_a_reader_has_the_newest_of_each_server(relays: Relays) -> None:
-    trained = Trained(ObjectCluster(Shape(num_ps=2, num_workers=1, chief_flags=["--policy", "async"]), relays.stack))
-    weights = relays.reader(relays.of(trained.cluster))
-    trained.step(5)
-    wait_until(lambda: weights.wait(timeout_s=20) == 5, what="the newest step")
-    trained.check(dict(weights.arrays))
 
 
 @pytest.mark.shows("F40")

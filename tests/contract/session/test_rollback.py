@@ -67,16 +67,6 @@ def test_every_call_continues_after_a_rollback(act: Callable[[Session], Any]) ->
         assert_value(session, -1.0)
 
 
-def test_a_wait_after_a_push_that_was_rolled_back_allows_its_recomputation() -> None:
-    _, session = rolled_back()
-    with session:
-        assert session.push(ONES).outcome is PushOutcome.ROLLED_BACK
-        assert session.wait(timeout_s=5)
-        assert session.push(ONES).is_accepted
-        assert session.wait(timeout_s=20)
-        assert session.local_step == 1
-
-
 @pytest.mark.parametrize("act", [lambda s: s.read(), Session.wait], ids=["read", "wait"])
 def test_a_rejoin_that_ran_out_of_time_is_completed_by_the_next_call(
     act: Callable[[Session], Any], monkeypatch: pytest.MonkeyPatch
@@ -113,25 +103,6 @@ def test_the_memory_of_the_epoch_before_a_rollback_is_freed(act: Callable[[Sessi
             assert before() is None
         finally:
             gc.enable()
-
-
-def test_after_a_rollback_variables_are_read_from_the_checkpoint_unless_the_worker_has_them() -> None:
-    cluster = RollingCluster(join)
-    with cluster.session() as session:
-        assert session.push(ONES).is_accepted
-        assert session.wait(timeout_s=20)
-        cluster.roll_back()
-        assert_value(session, 0.0)
-        assert (session.local_step, session.epoch) == (0, 2)
-
-
-def test_numbers_of_pushes_are_never_used_again_after_a_rollback() -> None:
-    cluster, session = rolled_back()
-    with session:
-        session.push(ONES)
-        session.step(ONES, timeout_s=20)
-        sequences = [header.push_id.sequence for header in cluster.shards[0].arguments_of("push_gradients")]
-        assert sorted(set(sequences)) == sequences
 
 
 def test_restarted_server_is_waited_for_until_the_chief_knows_of_it() -> None:
@@ -182,36 +153,6 @@ def test_contribution_that_the_checkpoint_has_is_accepted() -> None:
         assert_value(session, -2.0)
 
 
-def test_a_new_chief_gets_the_contributions_that_were_counted_and_not_applied() -> None:
-    cluster = RollingCluster(join, total_num_replicas=2)
-    with cluster.session() as first, cluster.session() as second:
-        push = first.push(ONES)
-        assert push.is_accepted
-        cluster.replace_chief()
-        commits = len(cluster.chief.arguments_of("CommitPushRequest"))
-        first.status()
-        waiting = threading.Thread(target=lambda: first.wait(timeout_s=20))
-        waiting.start()
-        wait_until(lambda: len(cluster.chief.arguments_of("CommitPushRequest")) > commits, what="the commit is repeated")
-        assert second.step(ONES, timeout_s=20).is_accepted
-        waiting.join()
-        assert (first.local_step, first.epoch, first.num_rollbacks) == (1, 1, 0)
-        assert_value(first, -1.0)
-
-
-def test_contribution_to_an_epoch_that_is_over_is_not_told_to_a_new_chief() -> None:
-    cluster = RollingCluster(join, total_num_replicas=2, lease_s=0.06)
-    with cluster.session() as first, cluster.session():
-        assert first.push(ONES).is_accepted
-        cluster.roll_back()
-        wait_until(lambda: (ParticipantKind.WORKER, 0) in cluster.registered, what="the worker is registered in the new epoch")
-        commits = len(cluster.chief.arguments_of("CommitPushRequest"))
-        cluster.replace_chief()
-        wait_until(lambda: (ParticipantKind.WORKER, 0) in cluster.registered, what="the worker is registered with the new chief")
-        assert_value(first, 0.0)
-        assert (first.local_step, first.num_rollbacks, len(cluster.chief.arguments_of("CommitPushRequest"))) == (0, 1, commits)
-
-
 def test_heartbeat_registers_again_while_the_worker_computes() -> None:
     cluster = RollingCluster(join, lease_s=0.06)
     with cluster.session() as session:
@@ -235,13 +176,6 @@ def test_worker_whose_place_was_taken_is_superseded() -> None:
         cluster.chief.refuse("RegisterRequest", WorkerIndexTaken("worker 0 is already running on host-b pid 912"))
         with pytest.raises(Superseded, match=r"lease ended 31 s ago.*already running on host-b"):
             session.step(ONES, timeout_s=20)
-
-
-def test_chief_that_is_silent_for_a_while_is_asked_again() -> None:
-    cluster = RollingCluster(join)
-    with cluster.session() as session:
-        cluster.chief.refuse("DequeueTokenRequest", *[DeadlineExceeded("waited for a token, which did not come within 11 s")] * 3)
-        assert session.step(ONES, timeout_s=None).is_accepted
 
 
 def test_wait_for_a_chief_that_stays_silent_ends_at_its_own_deadline() -> None:

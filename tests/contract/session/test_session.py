@@ -58,12 +58,6 @@ def assert_equal(found: dict[str, Array], expected: dict[str, Array]) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
-def test_values_come_back_as_they_were_given(start: Start) -> None:
-    session = join(start(Shape(num_ps=3)).session())
-    assert session.local_step == 0
-    assert_equal(session.read(), VALUES)
-
-
 def test_values_that_were_read_are_copies_that_the_caller_may_write(start: Start) -> None:
     """It can be written, in place too, and stays as it was whatever comes after: on every transport."""
     cluster = start(Shape(num_ps=3))
@@ -210,16 +204,6 @@ def test_an_optimizer_that_differs_in_more_than_numbers_is_always_refused(start:
         other.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.adagrad(0.5, 0.1), on_optimizer_change="ignore")
 
 
-def test_more_shards_than_variables_step_along(start: Start) -> None:
-    cluster = start(Shape(num_ps=4, num_workers=1))
-    session = cluster.session()
-    session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0))
-    for _ in range(3):
-        session.step({"w": np.ones(2)}, timeout_s=20)
-    np.testing.assert_array_equal(session.read()["w"], [-3, -3])
-    np.testing.assert_array_equal(cluster.observer().read(timeout_s=20)["w"], [-3, -3])
-
-
 def test_workers_in_threads_make_steps_together(start: Start) -> None:
     cluster = start(Shape(num_ps=2, num_workers=3, max_steps=20))
     outcomes: list[PushOutcome] = []
@@ -244,22 +228,6 @@ def test_workers_in_threads_make_steps_together(start: Start) -> None:
         velocity = 0.75 * velocity + 1.0  # the mean of 0, 1 and 2
         expected -= 0.5 * velocity
     np.testing.assert_allclose(observer.read(timeout_s=20)["scale"], expected, rtol=1e-12)
-
-
-def test_a_backup_worker_learns_that_it_was_too_late(start: Start) -> None:
-    cluster = start(Shape(replicas_to_aggregate=1, num_workers=2))
-    fast, late = join(cluster.session()), join(cluster.session())
-    assert fast.step(ONES, timeout_s=20).is_accepted
-    push = late.push(ONES)
-    assert (push.outcome, push.step, push.global_step) == (PushOutcome.STALE, 0, 1)
-    assert late.wait(timeout_s=20)
-    assert_equal(late.read(), fast.read())
-
-
-def test_second_contribution_to_a_step_is_late(start: Start) -> None:
-    session = join(start(Shape(num_workers=2)).session())
-    assert session.push(ONES).outcome is PushOutcome.ACCEPTED
-    assert session.push(ONES).outcome is PushOutcome.LATE
 
 
 def test_extra_tokens_let_one_worker_give_all_of_a_step(start: Start) -> None:
@@ -287,30 +255,6 @@ def test_worker_that_was_slow_reads_the_newest_step(start: Start) -> None:
         fast.step(ONES, timeout_s=20)
     assert_equal(slow.read(), fast.read())
     assert slow.local_step == 4
-
-
-def test_worker_that_joins_later_begins_at_the_open_step(start: Start) -> None:
-    cluster = start(Shape(replicas_to_aggregate=1, num_workers=2))
-    first = join(cluster.session())
-    for _ in range(3):
-        first.step(ONES, timeout_s=20)
-    second = join(cluster.session())
-    assert second.local_step == 3
-    assert_equal(second.read(), first.read())
-    assert second.step(ONES, timeout_s=20).is_accepted
-
-
-def test_workers_that_come_first_wait_until_the_model_has_values(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, num_workers=4))
-    created: list[bool] = []
-
-    def attach(session: Session) -> None:
-        created.append(session.create_or_join(VALUES, optimizer=worker_client.sgd(0.1), timeout_s=20))
-
-    threads = [in_thread(partial(attach, cluster.session())) for _ in range(4)]
-    for thread in threads:
-        thread.join(30)
-    assert sorted(created) == [False, False, False, True]
 
 
 def test_replacement_of_a_worker_that_has_given_its_share_begins_with_the_next_step(start: Start) -> None:
@@ -367,18 +311,6 @@ def test_workers_places_are_limited_and_each_has_one_holder(start: Start) -> Non
     with pytest.raises(WorkerIndexOutOfRange):
         cluster.session(9)
     assert cluster.session().worker_index == 0
-
-
-def test_finish_ends_the_wait_of_every_worker(start: Start) -> None:
-    cluster = start(Shape(num_workers=2))
-    first, second = join(cluster.session()), join(cluster.session())
-    answers: list[bool] = []
-    waiting = in_thread(lambda: answers.append(first.wait(timeout_s=30)))
-    assert second.finish("enough") == 0
-    waiting.join(20)
-    assert answers == [False]
-    assert_equal(first.read(), VALUES)
-    assert "enough" in second.status().reason
 
 
 @pytest.mark.parametrize("act", [copy.copy, copy.deepcopy], ids=lambda act: act.__name__)

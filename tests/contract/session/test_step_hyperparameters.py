@@ -1,6 +1,5 @@
 """Learning rates and hyper-parameters that come with a contribution: they hold for its step, for that one only, and for each group."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -59,22 +58,6 @@ def test_each_group_has_its_own_numbers_tables_too_and_the_rest_keeps_the_settin
     np.testing.assert_array_equal(session.read_rows("t", [0, 1]), [np.zeros(3), -(1 + 3 + 1) * ONES])
 
 
-def test_where_workers_differ_the_numbers_of_the_lowest_index_are_used(start: Start) -> None:
-    cluster = start(Shape(num_workers=3, replicas_to_aggregate=3))
-    rates = {0: None, 1: 0.5, 2: 0.25}
-
-    def train(index: int) -> Any:
-        session = joined(cluster.session(index))
-        rate = rates[index]
-        for _ in range(2):
-            session.step({"w": ONES}, hyperparameters=None if rate is None else {"learning_rate": rate}, timeout_s=20)
-        return session.read()["w"]
-
-    with ThreadPoolExecutor(3) as threads:
-        for value in threads.map(train, rates):
-            np.testing.assert_array_equal(value, -ONES)
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -102,14 +85,6 @@ def test_where_contributions_are_applied_on_arrival_numbers_of_a_step_are_refuse
     joined(session)
     with pytest.raises(InvalidSpec, match="applied on arrival, none has numbers of its own"):
         session.step({"w": ONES}, hyperparameters={"learning_rate": 0.5}, timeout_s=20)
-
-
-def test_a_change_of_the_settings_holds_for_steps_without_numbers_of_their_own(start: Start) -> None:
-    session = joined(start(Shape(num_workers=1)).session(), worker_client.momentum(1.0, 0.0))
-    session.step({"w": ONES}, hyperparameters={"learning_rate": 0.5, "momentum": 1.0}, timeout_s=20)
-    session.set_hyperparameters(learning_rate=2.0, timeout_s=20)
-    session.step({"w": ONES}, timeout_s=20)
-    np.testing.assert_array_equal(session.read()["w"], -2.5 * ONES)
 
 
 def test_two_optimizers_of_one_group_are_refused() -> None:

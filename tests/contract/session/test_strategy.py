@@ -30,7 +30,6 @@ from worker_client.strategy import (
     VariableAggregation,
     get_replica_context,
 )
-from worker_client.strategy.workers import WorkerGroup
 
 start = start_over(["in process"])
 
@@ -82,23 +81,6 @@ def test_replicas_are_numbered_over_all_workers_and_have_names(together: Any) ->
     assert together(part) == [([0, 1], 6, devices, 2), ([2, 3], 6, devices, 2), ([4, 5], 6, devices, 2)]
 
 
-def test_a_mean_along_an_axis_over_all_workers_takes_one_exchange(together: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    combine, exchanges = WorkerGroup.combine, list[str]()
-
-    def spied(group: WorkerGroup, what: str, combinations: Any, **how: Any) -> list[Any]:
-        exchanges.append(what)
-        return combine(group, what, combinations, **how)
-
-    monkeypatch.setattr(WorkerGroup, "combine", spied)
-
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        rows = strategy.experimental_distribute_values_from_function(lambda c: np.full((c.replica_id_in_sync_group + 1, 2), 6.0))
-        return strategy.reduce("MEAN", rows, axis=0).tolist()
-
-    assert together(part) == [[6, 6]] * NUM_WORKERS
-    assert len(exchanges) == NUM_WORKERS
-
-
 def test_variables_lie_on_parameter_servers_and_all_workers_see_every_write(together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         with strategy.scope():
@@ -117,33 +99,6 @@ def test_variables_lie_on_parameter_servers_and_all_workers_see_every_write(toge
 
     for seen in together(part):
         assert seen == ([15, 15], [3, 3, 3], [0.1, 0.1], (True, False))
-
-
-def _momenta(strategy: ParameterServerStrategy) -> tuple[Variable, Variable]:
-    with strategy.scope():
-        v = Variable(np.ones(3, np.float32), name="v")
-        with strategy.extended.colocate_vars_with(v):
-            return v, Variable(np.zeros(3, np.float32), name="m")
-
-
-def test_a_formula_gives_all_workers_the_values_of_one_process_in_one_step_each(together: Any) -> None:
-    text = "m = 0.5 * m + g; v = v - rate * m"
-
-    def part(strategy: ParameterServerStrategy, session: Session | None = None) -> Any:
-        v, m = _momenta(strategy)
-
-        def merged(strategy: ParameterServerStrategy, gradients: PerReplica) -> Any:
-            total = strategy.extended.reduce_to("SUM", gradients, v)
-            return strategy.extended.update(v, text, kwargs={"m": m, "g": total, "rate": 0.25})
-
-        for _ in range(4):
-            x = strategy.experimental_distribute_values_from_function(lambda c: np.full(3, c.replica_id_in_sync_group, np.float32))
-            found = strategy.run(lambda x: _context().merge_call(merged, (x,)), args=(x,))
-        assert found is v
-        return v.read_value().tolist(), m.read_value().tolist(), None if session is None else session.global_step
-
-    alone = part(ParameterServerStrategy(6))
-    assert together(part) == [(*alone[:2], 4)] * 3
 
 
 def test_formulas_give_the_values_of_one_process_beside_all_other_reads_and_writes(together: Any) -> None:
@@ -219,42 +174,6 @@ def test_a_missing_replica_is_named_within_2_s_and_at_the_deadline_by_all_worker
     assert "reduce_to() of SUM (call 1, exchange 1): waiting for 2 s: nothing has come of replicas 2 to 3 of worker 1" in caplog.text
 
 
-@pytest.mark.parametrize("failed", [0, 1])
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_call_that_fails_in_one_worker_alone_fails_in_all_and_the_next_is_never_paired_with_it(
-    together: Any, failing: int, failed: int
-) -> None:
-    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        with strategy.scope():
-            v = Variable(np.zeros(2), name="v")
-
-        def replica(call: int) -> None:
-            if call == failed and session.worker_index == failing:
-                raise KeyError("in this worker alone")
-
-            def merged(strategy: Any, value: Any) -> None:
-                total = strategy.extended.reduce_to("SUM", value, v)
-                strategy.extended.update(v, "v + g", kwargs={"g": total})
-
-            context = get_replica_context()
-            assert context is not None
-            context.merge_call(merged, args=(np.full(2, 10.0**call),))
-
-        outcomes = []
-        for call in range(3):
-            try:
-                strategy.run(replica, args=(call,))
-                outcomes.append("ok")
-            except (KeyError, DeadlineExceeded) as error:
-                outcomes.append(type(error).__name__)
-        return outcomes, v.read_value().tolist()
-
-    for worker, (outcomes, value) in enumerate(together(part)):
-        assert outcomes.pop(failed) == ("KeyError" if worker == failing else "DeadlineExceeded")
-        assert outcomes == ["ok", "ok"]
-        assert value == [(111.0 - 10.0**failed) * 3 * PER_WORKER] * 2
-
-
 @pytest.mark.parametrize("num_required", [1, 3])
 def test_a_cluster_whose_steps_are_not_of_one_contribution_of_each_worker_is_refused(start: Start, num_required: int) -> None:
     cluster = start(Shape(num_workers=2, replicas_to_aggregate=num_required))
@@ -291,29 +210,6 @@ def test_a_write_that_a_changed_policy_drops_is_an_error_that_names_the_policy(s
         with pytest.raises(Unavailable, match=words):
             variables[0].assign(3.0)
         assert float(variables[0].read_value()) == 2.0
-
-
-def test_where_steps_are_not_made_together_reductions_do_not_ask_for_the_same_step(start: Start) -> None:
-    cluster, meet = start(Shape(num_workers=2, replicas_to_aggregate=1)), threading.Barrier(2)
-
-    def part(index: int) -> list[float]:
-        with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
-            if index == 0:
-                session.set_policy(async_policy(), timeout_s=20)
-            meet.wait(30)
-            with strategy.scope():
-                v = Variable(0.0, name="v")
-            v.read_value()
-            meet.wait(30)
-            for _ in range(3 if index else 1):
-                v.assign(float(v.read_value()) + 1)  # each worker makes as many steps as it likes
-            meet.wait(30)
-            value = strategy.experimental_distribute_values_from_function(lambda c: 1.0 + c.replica_id_in_sync_group)
-            device = strategy.extended.parameter_devices[0]
-            return [float(strategy.extended.reduce_to("SUM", value, device, CollectiveHints(timeout_seconds=20))) for _ in range(2)]
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(part, range(2))) == [[3, 3]] * 2
 
 
 @pytest.mark.parametrize("author", range(NUM_WORKERS))
@@ -466,28 +362,6 @@ def test_after_a_step_that_failed_a_second_try_writes_once(start: Start, monkeyp
             v.assign_add(1.0)
         assert float(v.read_value()) == 2.0
         assert float(v.assign_add(1.0)) == 3.0 == float(session.read()["v"])
-
-
-def test_an_answer_that_cannot_be_sent_at_once_comes_although_its_program_ends_with_this_reduction(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster, post, failures = start(Shape(num_workers=2)), BoardRegistry.post, [Unavailable("ps 0: cannot be reached")] * 2
-
-    def failing(boards: BoardRegistry, header: PostHeader, content: Array) -> int:
-        if failures and header.author == 0:
-            raise failures.pop()
-        return post(boards, header, content)
-
-    monkeypatch.setattr(BoardRegistry, "post", failing)
-    monkeypatch.setattr("worker_client.strategy.board._PAUSE_S", 0.0)
-
-    def part(index: int) -> Any:
-        with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
-            return strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0]).tolist()
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(part, range(2))) == [[1, 1]] * 2
-    assert not failures
 
 
 def test_a_value_over_a_servers_limits_fails_in_all_workers_and_the_next_reduction_works(

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.model.variables import Array
 from tests.support.sessions.facade_programs import SHAPES, Build, running_cluster, target_of, train
-from worker_client import PushOutcome
 from worker_client.sync_replicas import (
     ExponentialMovingAverage,
     GradientDescentOptimizer,
@@ -41,37 +39,6 @@ def sync_program(replicas: int, total: int, *, num_tokens: int, last_step: int =
 
 def accepted(results: Any) -> list[int]:
     return [result.step for result in results if result.is_accepted]
-
-
-def means_of_two(num_steps: int) -> dict[str, Array]:
-    """The variables after so many steps, each of one gradient of worker 0 and one of worker 1."""
-    targets = [target_of(worker) for worker in range(2)]
-    values: dict[str, Array] = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    for _ in range(num_steps):
-        for name in SHAPES:
-            values[name] = values[name] - RATE * np.mean([values[name] - target[name] for target in targets], axis=0)
-    return values
-
-
-def test_without_initial_tokens_every_gradient_counts_once_a_step(master: Any) -> None:
-    workers = train(master, sync_program(2, 2, num_tokens=0), num_workers=2)
-    assert [accepted(worker.results) for worker in workers] == [list(range(NUM_STEPS))] * 2
-    expected = means_of_two(NUM_STEPS)
-    for name in SHAPES:
-        np.testing.assert_allclose(workers[0].final["variables"][name], expected[name], rtol=1e-12)
-
-
-def test_fewer_workers_than_replicas_contribute_several_times_a_step(master: Any) -> None:
-    workers = train(master, sync_program(3, 2, num_tokens=1), num_workers=2)
-    steps = sorted(step for worker in workers for step in accepted(worker.results))
-    assert steps == sorted([*range(NUM_STEPS)] * 3)
-
-
-def test_backup_workers_are_released_and_their_gradients_dropped(master: Any) -> None:
-    workers = train(master, sync_program(1, 3, num_tokens=0), num_workers=3)
-    results = [result for worker in workers for result in worker.results]
-    assert sorted(accepted(results)) == list(range(NUM_STEPS))  # the first one to come makes the step
-    assert {result.outcome for result in results} <= {PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE, None}
 
 
 def test_chief_that_ends_ends_the_others(master: Any) -> None:

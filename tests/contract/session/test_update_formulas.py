@@ -51,15 +51,6 @@ def test_servers_compute_what_a_program_gives_as_a_formula(start: Start) -> None
     np.testing.assert_array_equal(found["far"], 0)
 
 
-def test_every_worker_may_give_formulas_and_all_of_a_step_count_in_order(start: Start) -> None:
-    sessions = opened(start, num_workers=2)
-    for session in reversed(sessions):
-        session.push(GRADIENTS, updates={"count": UpdateFormula("v * 3 + k", k=1 + session.worker_index)})
-    for session in sessions:
-        session.wait(20)
-        assert session.read()["count"] == (0 * 3 + 1) * 3 + 2
-
-
 def test_a_formula_whose_answer_is_lost_is_sent_again_and_counts_once() -> None:
     faulty = FaultyCluster(values={"w": np.zeros(3), "count": Buffer(np.zeros(()))})
     for shard in faulty.shards:

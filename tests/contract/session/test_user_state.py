@@ -1,7 +1,5 @@
 """State of a worker's program: it belongs to the step of the next contribution that counts, and is saved and restored with that step."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -58,34 +56,6 @@ def worker(cluster: Cluster, former: Session) -> Session:
     """Returns a session with the place of another that leaves as if it had failed."""
     former.__exit__(ValueError, ValueError("lost"), None)
     return cluster.session(former.worker_index)
-
-
-def test_each_worker_has_a_state_of_its_own(start: Start) -> None:
-    cluster = start(Shape(num_workers=2))
-
-    def train(index: int) -> Any:
-        session = join(cluster.session(index))
-        for number in range(3):
-            session.user_state["n"] = 10 * index + number
-            session.step(ONES, timeout_s=20)
-        barrier.wait(20)
-        return dict(join(worker(cluster, session)).user_state)
-
-    barrier = threading.Barrier(2)
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(train, range(2))) == [{"n": 2}, {"n": 12}]
-
-
-def test_a_dropped_contribution_does_not_store_its_user_state_and_the_next_one_does(start: Start) -> None:
-    cluster = start(Shape(num_workers=2, replicas_to_aggregate=1))
-    first, second = (join(cluster.session(index)) for index in range(2))
-    first.step(ONES, timeout_s=20)
-    second.user_state["n"] = 1
-    assert second.push(ONES).outcome is PushOutcome.STALE
-    assert dict(join(worker(cluster, second)).user_state) == {}
-    first.user_state["n"] = 2
-    first.step(ONES, timeout_s=20)
-    assert dict(join(worker(cluster, first)).user_state) == {"n": 2}
 
 
 def test_after_a_rollback_the_state_is_that_of_the_step() -> None:
