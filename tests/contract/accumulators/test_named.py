@@ -217,36 +217,6 @@ def test_a_repeated_take_takes_once_and_gets_the_first_result(accumulators: Accu
         take(accumulators, sequence=1)
 
 
-def test_takers_are_served_in_the_order_of_their_asking(accumulators: Accumulators) -> None:
-    create(accumulators, dense(shape=()))
-    first = taking(accumulators, 2, client=11, num_waiting=1)
-    second = taking(accumulators, 1, client=12, num_waiting=2)
-    push(accumulators, 1.0)
-    push(accumulators, 3.0, sequence=2)
-    assert values_of(first.taken()) == 2.0
-    push(accumulators, 7.0, sequence=3, step=1)
-    assert values_of(second.taken()) == 7.0
-
-
-def test_a_take_that_is_not_ready_says_how_many_gradients_are_in_and_keeps_its_place(accumulators: Accumulators) -> None:
-    create(accumulators, dense(shape=()))
-    push(accumulators, 1.0)
-    assert take(accumulators, 2, client=11, max_wait_s=0.01) == Taken(count=1, step=0)
-    assert status_of(accumulators, "a").num_waiting == 1
-    push(accumulators, 3.0, sequence=2)
-    assert status_of(accumulators, "a").num_waiting == 0, "it was served although nobody was calling just then"
-    assert values_of(take(accumulators, 2, client=11)) == 2.0
-
-
-def test_a_take_without_time_is_withdrawn_and_the_next_is_served(accumulators: Accumulators) -> None:
-    create(accumulators, dense(shape=()))
-    take(accumulators, 2, client=11, max_wait_s=0.01)
-    second = taking(accumulators, 1, client=12, num_waiting=2)
-    push(accumulators, 4.0)
-    assert take(accumulators, 2, client=11, max_wait_s=0) == Taken(count=1, step=0)
-    assert values_of(second.taken()) == 4.0
-
-
 def test_deletion_cancels_waiting_takes(accumulators: Accumulators) -> None:
     create(accumulators, dense())
     waiting = taking(accumulators, 1, client=11, num_waiting=1)

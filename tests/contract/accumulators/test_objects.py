@@ -96,14 +96,6 @@ def test_sparse_gradients_by_the_originals_calls(target: Target) -> None:
         assert (taken.indices.tolist(), taken.dense_shape) == ([4], (5, 2))
 
 
-def test_per_replica_mean_divides_by_all(target: Target) -> None:
-    with SparseConditionalAccumulator(target, "float64", shared_name="p", sparse_mean="per_replica") as accumulator:
-        accumulator.apply_grad([0], [4.0])
-        accumulator.apply_grad([1], [8.0])
-        indices, values, shape = accumulator.take_grad(2)
-        assert (indices.tolist(), values.tolist(), shape.tolist()) == ([0, 1], [2.0, 4.0], [-1])
-
-
 def test_taking_waits_for_gradients_of_others(target: Target) -> None:
     results: list[float] = []
     with ConditionalAccumulator(target, "float32", (), shared_name="w") as accumulator:

@@ -1,4 +1,4 @@
-"""One contract for how workers are coordinated, in process and over gRPC: bounded staleness, no waiting, the original's token queue."""
+"""One contract for how workers are coordinated, in process and over gRPC: bounded staleness, no waiting, and merging."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, PushOutcome, Session
@@ -82,6 +82,18 @@ def test_a_worker_that_never_waits_may_push_without_limit(start: Start, policy: 
     assert [push.applied_step for push in pushes] == list(range(12))
     assert session.wait(timeout_s=20)
     assert_all(session, -12)
+
+
+def test_a_worker_too_far_ahead_waits_for_the_slowest(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, num_workers=2))
+    fast, slow = joined(cluster, worker_client.ssp_policy(2)), joined(cluster)
+    for _ in range(2):
+        fast.step(ONES, timeout_s=20)
+    with pytest.raises(DeadlineExceeded, match="worker 1"):
+        fast.step(ONES, timeout_s=0.3)
+    assert slow.step(ONES, timeout_s=20).is_accepted
+    assert fast.wait(timeout_s=20)
+    assert_all(fast, -4)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
@@ -232,3 +244,11 @@ def test_worker_whose_step_is_gone_under_another_policy_takes_the_newest_and_no_
     assert_all(slow, -num_accepted)
     assert (slow.policy.reads_latest, slow.local_step) == (True, num_accepted)
     assert slow.push(ONES).is_accepted
+
+
+def test_whether_servers_apply_on_arrival_cannot_change_once_there_is_a_model(start: Start) -> None:
+    session = joined(start(Shape(num_ps=2, num_workers=1)))
+    with pytest.raises(InvalidSpec, match="choose it when the cluster is started"):
+        session.set_policy(POLICIES[2], timeout_s=20)
+    assert session.step(ONES, timeout_s=20).is_accepted
+    assert_all(session, -1)

@@ -216,17 +216,6 @@ def test_buffers_travel_as_they_are_and_tables_when_they_are_wanted(stack: ExitS
         assert index_of(directory).continues(replace(source.open(), kept=KeptWeights(encoding=FloatEncoding.BFLOAT16, has_tables=tables)))
 
 
-def test_a_reader_that_wants_tables_of_a_store_without_them_is_told(stack: ExitStack, directory: str) -> None:
-    cluster = InProcessCluster()
-    session = stack.enter_context(closing(worker_client.local(cluster)))
-    session.create_or_join({"w": VALUES["w"], "t": EmbeddingTable((100, 4))}, optimizer=worker_client.sgd(0.1))
-    keeping(stack, Follower(ClusterSource(*enter_locally(cluster)), encoding=FloatEncoding.AS_IS), directory, [])
-    await_kept(directory, 0)
-    for chosen in ({"tables": True}, {"names": ["t"]}):
-        with pytest.raises(InvalidSpec, match=r"the store at .* has no tables; start what keeps the weights there with --tables"):
-            worker_client.follow(directory, **chosen).wait(timeout_s=20)
-
-
 def test_files_open_with_the_safetensors_library(trained: Trained, directory: str) -> None:
     trained.keeping(directory)
     await_kept(directory, 0)
@@ -511,13 +500,6 @@ def test_an_older_index_out_of_a_cache_takes_no_reader_back(trained: Trained, di
     with pytest.raises(DeadlineExceeded):
         weights.wait(step=3, timeout_s=0.5)
     assert weights.wait() == weights.step == 2
-
-
-def test_another_encoding_than_the_stores_is_refused(trained: Trained, directory: str) -> None:
-    trained.keeping(directory)
-    await_kept(directory, 0)
-    with pytest.raises(InvalidSpec, match="has bfloat16, and wire='float32' is wanted; leave wire out"):
-        trained.reader(directory, wire="float32").wait(timeout_s=20)
 
 
 def test_readers_say_when_nobody_writes_any_more_and_do_not_count_that_as_news(trained: Trained, directory: str) -> None:

@@ -28,14 +28,6 @@ def small(shard: Shard) -> Trainer:
 # Gradients that are not there
 
 
-def test_weights_make_the_mean_of_a_step_a_weighted_one(small: Trainer) -> None:
-    one, _ = small.push_rows(0, dense=small.arena(2.0), rows={0: ([1], 2.0)})
-    other, _ = small.push_rows(1, dense=small.arena(6.0), rows={0: ([1], 6.0)})
-    small.shard.call(small.request(one.push_id, other.push_id, weights=(3.0, 1.0)))
-    np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-1.5] * 4)
-    np.testing.assert_array_equal(small.rows([1])[1], [[-1.5] * 2])
-
-
 @pytest.mark.parametrize("factors", [{"weights": (1.0, 1.0)}, {"scales": (1.0,)}])
 def test_weights_and_scales_of_the_wrong_number_are_refused(small: Trainer, factors: dict[str, Any]) -> None:
     header, _ = small.push_rows(dense=small.arena(2.0))
@@ -45,25 +37,6 @@ def test_weights_and_scales_of_the_wrong_number_are_refused(small: Trainer, fact
 
 
 # Limits on norms
-
-
-def test_sums_of_squares_are_of_the_mean_that_is_applied(shard: Shard) -> None:
-    trainer = Trainer(shard, SMALL, clip=ClipSpec(value=4.0, norm=1.0))
-    trainer.create()
-    one, _ = trainer.push_rows(0, dense=trainer.arena(2.0), rows={0: ([1, 2], 3.0)})
-    other, _ = trainer.push_rows(1, dense=trainer.arena(4.0), rows={0: ([2], 13.0)}, absent=(1,))
-    request = trainer.request(one.push_id, other.push_id)
-    sums = shard.call(PrepareRequest(of=request))
-    assert list(sums) == [4 * 9.0, 2 * 4.0, 2 * 9.0 + 2 * 16.0]
-    assert (trainer.read()[0], shard.call(ShardStatusRequest()).report.num_staged) == (0, 2)
-    assert list(shard.call(PrepareRequest(of=request))) == list(sums)
-
-
-def test_scales_multiply_the_means(small: Trainer) -> None:
-    header, _ = small.push_rows(dense=small.arena(2.0), rows={0: ([1], 2.0)})
-    small.shard.call(small.request(header.push_id, scales=(0.5, 0.25, 0.125)))
-    values = views(small.layout, small.read()[1])
-    np.testing.assert_array_equal([values["w"][0], values["b"][0], small.rows([1])[1][0, 0]], [-0.5, -0.25, -0.125])
 
 
 def test_a_repeated_prepare_is_answered_after_its_step(small: Trainer) -> None:
@@ -188,22 +161,6 @@ def test_limit_on_a_norm_needs_all_shards_and_so_no_arrivals(shard: Shard) -> No
 
 
 # Settings
-
-
-def test_numbers_of_an_optimizer_change_between_steps(shard: Shard) -> None:
-    trainer = Trainer(shard, SMALL, optimizer="momentum")
-    trainer.create()
-    trainer.train(0)
-    slower = OptimizerSpec(name="momentum", hyperparameters={"momentum": 0.0}, learning_rate=constant(0.25))
-    trainer.configure(3, optimizers=((trainer.optimizer, slower),))
-    assert shard.call(ShardStatusRequest()).settings_version == 3
-    trainer.train(1)
-    np.testing.assert_array_equal(views(trainer.layout, trainer.read()[1])["w"], [-0.75] * 4)
-    trainer.configure(3)
-    assert shard.call(ShardStatusRequest()).settings_version == 3
-    trainer.configure(4)
-    trainer.train(2)
-    np.testing.assert_allclose(views(trainer.layout, trainer.read()[1])["w"], [-0.75 - 0.5 * 1.9] * 4, rtol=1e-6)
 
 
 def test_a_change_to_another_optimizer_is_refused_and_changes_nothing(small: Trainer) -> None:

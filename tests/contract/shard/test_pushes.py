@@ -10,7 +10,6 @@ from ps_protocol.errors import (
     LayoutMismatch,
     LimitExceeded,
     PsError,
-    TooManyPushes,
     TruncatedStream,
 )
 from ps_protocol.model.layout import aligned_bytes
@@ -39,15 +38,6 @@ def test_push_sent_twice_counts_once(trainer: Trainer) -> None:
     assert (status.report.num_pushes, status.report.num_duplicates, status.report.num_staged) == (1, 2, 0)
 
 
-def test_a_push_for_a_past_step_is_stale(trainer: Trainer) -> None:
-    trainer.create()
-    trainer.train(0)
-    header = trainer.header(1, step=0)
-    assert trainer.push(header) == PushReply(result=PushResult.STALE, step=1)
-    assert trainer.push(header) == PushReply(result=PushResult.STALE, step=1)
-    assert trainer.shard.call(ShardStatusRequest()).report.num_stale == 1
-
-
 def test_push_with_another_layout_is_refused(trainer: Trainer) -> None:
     trainer.create()
     other = Trainer(trainer.shard, layout_of(variable("other")))
@@ -63,19 +53,6 @@ def test_push_of_another_length_has_no_effect(trainer: Trainer, num_bytes: int, 
         trainer.push(header, aligned_bytes(MIXED.nbytes + num_bytes))
     assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
     assert trainer.push(header).result is PushResult.STAGED
-
-
-def test_worker_cannot_stage_without_end(trainer: Trainer) -> None:
-    trainer.create(max_staged=3)
-    for _ in range(3):
-        trainer.push(trainer.header())
-    with pytest.raises(TooManyPushes) as caught:
-        trainer.push(trainer.header())
-    assert caught.value.facts == {"worker": "0", "in_flight": "3", "limit": "3", "contributions": "0/1/1 0/1/2 0/1/3"}
-    header = trainer.header(1)
-    trainer.push(header)
-    trainer.apply(header.push_id)
-    assert trainer.push(trainer.header(step=1)).result is PushResult.STAGED
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import SlotNotFound, VariableExists
-from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec, ClipSpec
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, VariableSpec
@@ -33,22 +33,6 @@ RULES = layout_of(
     _variable("kept", constraint=NON_NEGATIVE),
     _variable("half", DataType.FLOAT16),
 )
-
-
-def _first(layout: Layout, trainer: Trainer) -> dict[str, float]:
-    return {name: float(values[0]) for name, values in views(layout, trainer.read()[1]).items()}
-
-
-def test_each_variable_follows_its_own_rule(shard: Shard) -> None:
-    trainer = Trainer(shard, RULES)
-    trainer.create(1.0)
-    for step in range(2):
-        one, _ = trainer.push_rows(0, step=step, dense=trainer.arena(1.0))
-        other, _ = trainer.push_rows(1, step=step, dense=trainer.arena(3.0))
-        trainer.apply(one.push_id, other.push_id, step=step)
-    # The mean is 2, the sum 4; the momentum is 2 and then 0.9 * 2 + 2.
-    expected = {"seen": 2.0, "w": -1.0, "m": 1.0 - 2.0 - 3.8, "count": 9.0, "kept": 0.0, "half": -1.0}
-    assert _first(RULES, trainer) == pytest.approx(expected)
 
 
 def test_slot_is_zero_where_a_variable_has_none(shard: Shard) -> None:

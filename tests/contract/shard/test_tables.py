@@ -11,18 +11,15 @@ from ps_protocol.errors import (
     LimitExceeded,
     SlotNotFound,
     StepGone,
-    StepNotReady,
     TruncatedStream,
 )
 from ps_protocol.model.layout import Segments
-from ps_protocol.model.optimizers import OptimizerSpec, constant
-from ps_protocol.model.variables import DataType, Initializer, InitializerKind, SparseMean
+from ps_protocol.model.variables import DataType, SparseMean
 from ps_protocol.roles.shard import PushResult, RowsRequest, Shard, ShardStatusRequest, SparsePart
 from tests.support.parameter_servers.shards import EPOCH, Trainer, layout_of, table, variable, views
 
 TABLE = layout_of(table("emb", (10, 3)))
 BOTH = layout_of(variable("w", (5,)), table("emb", (10, 3)), variable("b"), table("wide", (6,), DataType.FLOAT64, rows=(2, 6)))
-LAZY_ADAM = OptimizerSpec(name="adam", hyperparameters={"lazy": 1.0}, learning_rate=constant(0.5))
 
 
 @pytest.fixture
@@ -31,15 +28,6 @@ def tables(shard: Shard) -> Trainer:
     trainer = Trainer(shard, TABLE)
     trainer.create(1.0)
     return trainer
-
-
-def test_only_the_rows_of_a_gradient_change(tables: Trainer) -> None:
-    tables.train_rows(0, [7, 2], [[2.0] * 3, [4.0] * 3])
-    step, rows = tables.rows(range(10))
-    expected = np.ones((10, 3), np.float32)
-    expected[7], expected[2] = 0.0, -1.0
-    assert step == 1
-    np.testing.assert_array_equal(rows, expected)
 
 
 def test_rows_may_be_divided_by_all_contributions_instead(shard: Shard) -> None:
@@ -61,29 +49,6 @@ def test_dense_variables_and_tables_change_in_one_step(shard: Shard) -> None:
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.0))
     np.testing.assert_array_equal(trainer.rows([9, 0])[1][:, 0], [0.0, 1.0])
     np.testing.assert_array_equal(trainer.rows(range(4), position=1)[1], [-1.0, 1.0, 1.0, -1.0])
-
-
-def test_step_without_a_gradient_of_a_table_leaves_it_alone(shard: Shard) -> None:
-    trainer = Trainer(shard, BOTH, optimizer="adam")
-    trainer.create(1.0)
-    trainer.train_rows(0, [3], 1.0)
-    before = trainer.rows(range(10), step=1)[1]
-    header, _ = trainer.push_rows(step=1, dense=trainer.arena(2.0))
-    trainer.apply(header.push_id, step=1)
-    step, rows = trainer.rows(range(10))
-    assert step == 2
-    np.testing.assert_array_equal(rows, before)
-
-
-def test_rows_of_the_step_before_can_still_be_read(tables: Trainer) -> None:
-    tables.train_rows(0, [7, 2], 2.0)
-    tables.train_rows(1, [2, 5], 2.0)
-    np.testing.assert_array_equal(tables.rows([7, 2, 5, 0], step=1)[1][:, 0], [0.0, 0.0, 1.0, 1.0])
-    np.testing.assert_array_equal(tables.rows([7, 2, 5, 0], step=2)[1][:, 0], [0.0, -1.0, 0.0, 1.0])
-    with pytest.raises(StepGone):
-        tables.rows([0], step=0)
-    with pytest.raises(StepNotReady):
-        tables.rows([0], step=3)
 
 
 def test_step_is_kept_while_its_reader_is_at_work_where_steps_wait_for_readers(tables: Trainer) -> None:
@@ -167,16 +132,6 @@ def test_memory_of_staged_rows_is_counted_and_comes_back(tables: Trainer) -> Non
     other, _ = tables.push_rows(step=1, rows={0: ([], 1.0)})
     tables.apply(other.push_id, step=1)
     assert tables.shard.call(ShardStatusRequest()).report.allocated_bytes == before
-
-
-def test_server_makes_first_values_by_itself(shard: Shard) -> None:
-    initializer = Initializer(kind=InitializerKind.NORMAL, low=2.0, high=0.5, seed=7)
-    trainer = Trainer(shard, layout_of(variable("w", (5,)), table("emb", (1000, 8), rows=(100, 900), initializer=initializer)))
-    trainer.create(3.0)
-    values = trainer.rows(range(800))[1]
-    assert abs(float(values.mean()) - 2.0) < 0.05
-    assert abs(float(values.std()) - 0.5) < 0.05
-    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(3.0))
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (4,)])

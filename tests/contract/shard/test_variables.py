@@ -163,16 +163,6 @@ def test_padding_that_a_client_fills_stays_zero(trainer: Trainer) -> None:
 # Reading
 
 
-def test_last_two_steps_can_be_read(trainer: Trainer) -> None:
-    trainer.create(1.0)
-    for step in range(3):
-        trainer.train(step)
-    for step, value in ((3, -0.5), (2, 0.0)):
-        read_step, values = trainer.read(step)
-        assert read_step == step
-        np.testing.assert_array_equal(values, trainer.arena(value))
-
-
 def test_steps_that_are_over_and_steps_to_come_are_distinguished(trainer: Trainer) -> None:
     trainer.create()
     for step in range(3):

@@ -76,7 +76,7 @@ def test_after_an_hour_the_cost_is_that_of_the_last_hour() -> None:
 
 def test_the_cost_keeps_samples_of_one_hour_at_most() -> None:
     count = CostCount()
-    for second in range(20_000):
+    for second in range(0, 20_000, 5):
         cost = count.add(used(float(second)), at=float(second))
     assert 0.0 <= cost.cpu_s["workers"] - HOUR_S < 120.0
     assert len(count._past) <= 62

@@ -73,7 +73,7 @@ def test_events_of_the_chief_before_come_first_and_are_counted_with_the_others()
 def test_a_story_is_bounded_whatever_has_happened() -> None:
     log, curves, chance = EventLog(), trained(700, num_metrics=MAX_METRICS), random.Random(2)
     for _ in range(1_000):
-        log.add(Note(text="".join(chr(chance.randrange(0x4E00, 0x9FFF)) for _ in range(1_000))), chance.getrandbits(40))
+        log.add(Note(text="".join(map(chr, chance.choices(range(0x4E00, 0x9FFF), k=1_000)))), chance.getrandbits(40))
     packed = pack(story_of(log, curves))
     assert len(packed) <= MAX_BYTES
     story = unpack(packed)
