@@ -11,12 +11,9 @@ import worker_client
 from ps_protocol.errors import DtypeMismatch, IndexOutOfRange, InvalidSpec, ShapeMismatch
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import EmbeddingTable, IndexedSlices, Session
-
-start = start_over(["in process"])
 
 ANY_KEYS = np.array([0, -1, 5, (1 << 63) - 1, -(1 << 63), 123_456_789_012_345_678], np.int64)
 INITIALIZER = worker_client.uniform_initializer(-1, 1, seed=7)
