@@ -65,8 +65,8 @@ test-frameworks: $(FRAMEWORKS)  ## run the tests with PyTorch, JAX, Keras, sciki
 	  tests/contract/session/test_estimator.py tests/contract/session/test_estimator_cluster.py -n 2 --dist worksteal $(ARGS)
 
 test-engines: $(DEV) $(if $(filter torchrun,$(ENGINE)),$(FRAMEWORKS)) $(if $(filter ray,$(ENGINE)),$(RAY))  ## run a cluster in a real engine on hosts of its own, as root: ENGINE=slurm (default), ssh, torchrun, mpi, ray, kubernetes
-	@$(if $(filter ray,$(ENGINE)),.venv-ray/bin/python -m pytest,$(PYTEST)) -m engine -s -o faulthandler_timeout=0 \
-	  tests/engines -k $(or $(ENGINE),slurm) $(ARGS)
+	@$(if $(filter ray,$(ENGINE)),.venv-ray/bin/python -m pytest,$(PYTEST)) -s -o faulthandler_timeout=0 \
+	  -m "engine and $(or $(ENGINE),slurm)" tests/engines $(ARGS)
 
 coverage: $(DEV)  ## measure which lines and branches the tests reach, subprocesses included
 	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \

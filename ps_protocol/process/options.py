@@ -195,9 +195,16 @@ class Parser(argparse.ArgumentParser):
         """Parses all arguments. Fails for an unknown one."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
-            self.error(f"no such argument: {' '.join(unknown)}{near}")
+            flag = unknown[0].partition("=")[0]
+            hint = _where_else(flag) or did_you_mean(flag, self._option_string_actions)
+            self.error(f"no such argument: {' '.join(unknown)}{hint}")
         return known, []
+
+
+def _where_else(flag: str) -> str:
+    """Returns which program takes a flag whose variable reaches it from a launcher's environment; empty: none does."""
+    found = next((one for one in TABLE if one.flag == flag and one.is_of_machine), None)
+    return f"; the {found.programs[0].value} takes it, also from the variable {found.variable}" if found else ""
 
 
 def read_options(

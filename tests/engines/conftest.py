@@ -28,9 +28,17 @@ ABSENT = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    for name in (*ENGINES, *ABSENT):
+        config.addinivalue_line("markers", f"{name}: a test of this engine; `make test-engines ENGINE={name}` runs them")
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """They need root and programs that are not Python's. Asked of the tests in this folder only."""
     item.add_marker("engine")
+    for name in (*ENGINES, *ABSENT):  # a test names its engine in its parameter, or its module does
+        if name in item.nodeid.rpartition("/")[2]:
+            item.add_marker(name)
 
 
 @pytest.fixture

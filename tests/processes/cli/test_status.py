@@ -138,6 +138,11 @@ def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
         ("tpo", "lockstep: there is no command 'tpo'; did you mean 'top'? (see lockstep --help)"),
         ("checkpoint sve", "lockstep checkpoint: there is no `lockstep checkpoint sve`; did you mean 'save'?"),
         ("policy snyc", "lockstep policy: argument policy: invalid choice: 'snyc'; did you mean 'sync'? (see lockstep policy --help)"),
+        (
+            "up --table-dir x -- true",
+            "lockstep up: no such argument: --table-dir; the server takes it, also from the variable LOCKSTEP_TABLE_DIR"
+            " (see lockstep up --help)",
+        ),
         ("status --frobnicate", "lockstep status: no such argument: --frobnicate (see lockstep status --help)"),
         ("chief --wokers 2", "lockstep chief: no such argument: --wokers 2; did you mean '--workers'? (see lockstep chief --help)"),
         ("nonsense", "lockstep: there is no command 'nonsense' (see lockstep --help)"),
