@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from lockstep.doctor.findings import Finding, fail, ok
+from lockstep.doctor.findings import Finding, fail, ok, warn
 from lockstep.launcher.engines.engine import engine_of
 from lockstep.launcher.hosts import Hosts, marked, parse_hosts
 from lockstep.launcher.spec import directory_of
@@ -13,7 +13,7 @@ from ps_protocol.errors import InvalidSpec, Unavailable
 from ps_protocol.process import options
 from ps_protocol.process.options import Given
 
-_ANSWER_S = 60.0
+_SAY_AFTER_S, _ANSWER_S = 2.0, 60.0
 
 
 def host_findings(given: Given) -> Iterator[Finding]:
@@ -33,6 +33,10 @@ def host_findings(given: Given) -> Iterator[Finding]:
             yield fail("checkpoint-dir", f"cannot write to {place}: {error.strerror}", "make it, on storage that all hosts share")
             return
         looks = [supervisor.start(look) for look in hosts.looks(private=supervisor.directory, shared=marks)]
+        supervisor.await_end(lambda: not any(one.is_running for one in looks), grace_s=_SAY_AFTER_S)
+        for look in looks:
+            if look.is_running:
+                yield warn(look.name, f"has not answered yet, and may within {_ANSWER_S:g} s", "if it always takes long, so does a start")
         supervisor.await_end(lambda: not any(one.is_running for one in looks), grace_s=_ANSWER_S)
         for look in looks:
             if look.is_running:

@@ -22,6 +22,7 @@ from typing import Any
 
 import lockstep
 from lockstep.launcher.gpus import VISIBLE, gpus_here
+from lockstep.launcher.program import what_lacks
 from lockstep.launcher.remote import BEAT_S, HEAD, MARK
 from lockstep.launcher.supervisor import Interrupted, Process, ProcessSpec, Supervisor
 from ps_protocol.security.tokens import write_secret
@@ -95,9 +96,13 @@ def _run(task: dict[str, Any], lines: Iterator[bytes], channel: Channel) -> int:
             os.unlink(own)
         except OSError as error:
             raise Refused(f"it cannot write to {os.path.dirname(path)}: {error.strerror}; servers and chief write there") from error
-    if not task["command"]:
+    if task["only_looks"]:
         if missing := [name for name in ("grpc", "numpy") if importlib.util.find_spec(name) is None]:
             raise Refused(f"its Python, {sys.executable}, has no {' and no '.join(missing)}; install lockstep-ps there by pip")
+        wanted = _spec(task, Path())
+        environment = {name: text for name, text in {**os.environ, **wanted.environment}.items() if text is not None}
+        if wanted.command and (lacks := what_lacks(wanted.command, environment=environment)):
+            raise Refused(f"cannot start a worker: {lacks}")
         return 0
     with Supervisor(log_directory=None, show_line=lambda name, line: channel.output(line)) as supervisor:
         # An engine that ends a job signals every process of it. This one passes on how the others end, and ends with the launcher.

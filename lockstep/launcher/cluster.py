@@ -75,6 +75,7 @@ class LaunchedCluster:
         self._worker_command: Sequence[str] = ()
         self._worker_environment: Mapping[str, str | None] = {}
         self._list_chief: Callable[[str], None] = lambda address: None
+        self._said_at = time.monotonic()  # when the user has heard last what is waited for
 
     @property
     def chief(self) -> Process:
@@ -106,11 +107,14 @@ class LaunchedCluster:
         with listed(known) as self._list_chief:
             yield
 
-    def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
-        """Starts parameter servers and chief, and returns once they serve. Raises LaunchFailed with the last lines of a role that fails."""
-        self._make_secrets()
+    def start_roles(self, *, environment: Mapping[str, str | None] | None = None, command: Sequence[str] = ()) -> None:
+        """Starts parameter servers and chief, and returns once they serve. Raises LaunchFailed with the last lines of a role that fails.
+
+        `command`: that of the workers, which their hosts are asked for before anything starts.
+        """
         self._environment = {**_FOREIGN, **(environment or {}), **self.spec.told}
-        self._look_at_hosts()
+        with self._looking_at_hosts(command):
+            self._make_secrets()
         # The chief's process starts last: its flags name the addresses of the others.
         for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
             self.roles.append(self._supervisor.start(self._role_spec(f"ps {index}")))
@@ -165,16 +169,39 @@ class LaunchedCluster:
             spec = self._hosts.carried(spec, host=host, private=private, files=[*secrets.values()], returns=names)
         return spec
 
-    def _look_at_hosts(self) -> None:
-        """Raises LaunchFailed unless every host can run processes of the cluster, and sees and writes what all share."""
+    @contextmanager
+    def _looking_at_hosts(self, command: Sequence[str]) -> Iterator[None]:
+        """Asks all hosts, which have the block's time for it, whether they can run the cluster's processes, and share what these share.
+
+        Raises LaunchFailed after the block where one cannot, in its words.
+        """
         if self._hosts is None:
+            yield
             return
         directories = [path for path in (self.spec.directory, self.spec.history) if path is not None]
         with marked(directories, mark=f".{self.name}-{self._supervisor.token}") as marks:
-            looks = [self._supervisor.start(look) for look in self._hosts.looks(private=self._supervisor.directory, shared=marks)]
-            self._await(lambda: not any(one.is_running for one in looks), what="the hosts answer", process=looks[0])
-        if failed := [one for one in looks if one.returncode]:
-            raise LaunchFailed(failed[0].last_words, exit_code=ExitCode.USAGE)
+            asked = self._hosts.looks(
+                private=self._supervisor.directory,
+                shared=marks,
+                num_workers=self.spec.num_workers,
+                command=command,
+                environment=self._passed_on(),
+            )
+            looks = [self._supervisor.start(look) for look in asked]
+            yield
+            self._await(
+                lambda: any(one.returncode for one in looks) or not any(one.is_running for one in looks),
+                what=lambda: f"there is an answer of {', '.join(one.name for one in looks if one.is_running)}",
+                process=looks[0],
+            )
+            if failed := [one for one in looks if one.returncode]:
+                # Others may lack the same, and say so.
+                self._supervisor.await_end(lambda: not any(one.is_running for one in looks), grace_s=_SAY_AFTER_S)
+                raise LaunchFailed(failed[0].last_words, exit_code=ExitCode.USAGE)
+
+    def _passed_on(self) -> dict[str, str | None]:
+        """Returns the variables that workers on other hosts get as they are here."""
+        return {name: os.environ.get(name) for name in self.spec.host_env}
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""
@@ -289,8 +316,7 @@ class LaunchedCluster:
             # The worker of a lost host may run on there for a while.
             options.TAKE_PLACE.variable: "1" if index in self._replaced else None,
         }
-        passed_on = {name: os.environ.get(name) for name in self.spec.host_env}
-        full = {**passed_on, **self._worker_environment, **place, **self._gpus_of(index)}
+        full = {**self._passed_on(), **self._worker_environment, **place, **self._gpus_of(index)}
         spec = ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full, pause_s=pause_s)
         return self._placed(spec, kind="worker")
 
@@ -357,7 +383,7 @@ class LaunchedCluster:
         return self._supervisor.directory / f"{name.replace(' ', '')}.address"
 
     def _await_address(self, process: Process, name: str) -> str:
-        self._await(self._announce(name).exists, what=f"{process.name} (pid {process.pid}) begins to serve", process=process)
+        self._await(self._announce(name).exists, what=lambda: f"{process.name} (pid {process.pid}) begins to serve", process=process)
         return self._address_of(name)
 
     def _address_of(self, name: str) -> str:
@@ -365,18 +391,21 @@ class LaunchedCluster:
         address = self._announce(name).read_text().strip()
         return address if self._hosts is None else f"{self._hosts.of(name).address}:{address.rpartition(':')[2]}"
 
-    def _await(self, is_there: Callable[[], bool], *, what: str, process: Process) -> None:
-        """Waits for it, and says so after a while. Raises LaunchFailed after a minute, and where a role has ended."""
+    def _await(self, is_there: Callable[[], bool], *, what: Callable[[], str], process: Process) -> None:
+        """Waits for it, and says so once, where the start has gone on for a while without a word.
+
+        Raises LaunchFailed after a minute, and where a role has ended.
+        """
         start, has_said = time.monotonic(), False
         while not is_there():
             self._supervisor.poll(timeout_s=0.05)
             self._check_roles()
-            waited_s = time.monotonic() - start
-            if waited_s > START_TIMEOUT_S:
-                raise LaunchFailed(f"waited {START_TIMEOUT_S:g} s in vain until {what}. {process.tail}")
-            if waited_s > _SAY_AFTER_S and not has_said:
-                self._note(f"waiting until {what}, up to {START_TIMEOUT_S:g} s …")
-                has_said = True
+            now = time.monotonic()
+            if now > start + START_TIMEOUT_S:
+                raise LaunchFailed(f"waited {START_TIMEOUT_S:g} s in vain until {what()}. {process.tail}")
+            if now > self._said_at + _SAY_AFTER_S and not has_said:
+                self._note(f"waiting until {what()}, up to {START_TIMEOUT_S:g} s …")
+                self._said_at, has_said = now, True
 
     def _check_roles(self) -> None:
         for process in self.roles:

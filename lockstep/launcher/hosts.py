@@ -7,10 +7,11 @@ import base64
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import lockstep
 from lockstep.launcher.remote import EXIT_HOST_LOST
@@ -105,11 +106,24 @@ class Hosts:
             self._lost.add(host.name)
         return self.of(process.name) is not host
 
-    def looks(self, *, private: Path, shared: Sequence[Path] = ()) -> Iterator[ProcessSpec]:
-        """Yields a process for each host that ends with 0 if others can run there, and otherwise with words that say why not."""
+    def looks(
+        self,
+        *,
+        private: Path,
+        shared: Sequence[Path] = (),
+        num_workers: int = 0,
+        command: Sequence[str] = (),
+        environment: Mapping[str, str | None] = MappingProxyType({}),
+    ) -> Iterator[ProcessSpec]:
+        """Yields a process for each host that ends with 0 if others can run there, and otherwise with words that say why not.
+
+        `command` and `environment`: those of the workers, which their hosts are asked for.
+        """
+        working = {self.of(f"worker {index}").name for index in range(num_workers)}
         for host in self:
-            look = ProcessSpec(name=f"host {host.name}", command=(), environment={})
-            yield self.carried(look, host=host, private=private, shared=shared)
+            wanted = command if host.name in working else ()
+            look = ProcessSpec(name=f"host {host.name}", command=wanted, environment=environment)
+            yield self.carried(look, host=host, private=private, shared=shared, only_looks=True)
 
     def carried(
         self,
@@ -120,11 +134,13 @@ class Hosts:
         files: Sequence[str] = (),
         returns: Sequence[str] = (),
         shared: Sequence[Path] = (),
+        only_looks: bool = False,
     ) -> ProcessSpec:
-        """Returns the local process that stands for `spec` on a host. Without a command it only asks whether others could run there.
+        """Returns the local process that stands for `spec` on a host.
 
         `private`: the launcher's private directory. `files`: names there that the host gets; `returns`: names there that the host gives.
-        `shared`: files that the host must see, since the launcher has made them, and write others beside.
+        `shared`: files that the host must see, since the launcher has made them, and write others beside. `only_looks`: it asks whether
+        that could run there, or, without a command, any process of a cluster.
         """
         task = {
             "host": host.name,
@@ -133,6 +149,7 @@ class Hosts:
             "version": lockstep.__version__,
             "cwd": self._cwd,
             "shared": [str(path) for path in shared],
+            "only_looks": only_looks,
             "command": list(spec.command),
             "environment": dict(spec.environment),
             "python": sys.executable,

@@ -25,6 +25,8 @@ def test_each_worker_of_a_node_has_a_gpu_of_its_own(engine: Slurm, tmp_path: Pat
 
 
 def test_what_a_job_lacks_is_said_in_a_sentence(engine: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+
     def run(name: str, flags: str) -> str:
         line = f"{LOCKSTEP} up --engine slurm {flags} -- python train.py"
         (tmp_path / "job.sh").write_text(f"#!/bin/bash\nwhile [ ! -e {tmp_path / name} ]; do sleep 0.1; done\nexec {line}\n")

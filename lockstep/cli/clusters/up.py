@@ -3,7 +3,6 @@
 import argparse
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from lockstep.launcher.cluster import LaunchedCluster, kept_directories
 from lockstep.launcher.engines.engine import what_is_left_out
 from lockstep.launcher.failures import ClusterWatch, TooFewWorkers
+from lockstep.launcher.program import what_lacks
 from lockstep.launcher.spec import ClusterSpec, flags_of
 from lockstep.launcher.supervisor import (
     Interrupted,
@@ -82,6 +82,8 @@ def run_cluster(
     """
     if spec.engine is not None and not spec.engine.is_launcher:
         return ExitCode.DONE
+    if not spec.hosts:  # each of these is asked for itself
+        _check_program(command)
     run_dir = run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     logs = run_dir / "logs"
     for path in (run_dir, logs):
@@ -96,7 +98,7 @@ def run_cluster(
                         output.note(f"logs: {logs}")
                         if spec.engine is None and not spec.hosts and (words := what_is_left_out(os.environ)):
                             output.note(words)
-                        cluster.start_roles(environment=environment or {})
+                        cluster.start_roles(environment=environment or {}, command=command)
                         output.note(_ready(cluster))
                         with cluster.listed(title):
                             cluster.start_workers(command, environment=environment or {})
@@ -141,7 +143,13 @@ def _ready(cluster: LaunchedCluster) -> str:
     )
 
 
+def _check_program(command: Sequence[str]) -> None:
+    if lacks := what_lacks(command, environment=os.environ):
+        raise LaunchFailed(f"cannot start the workers: {lacks}", exit_code=ExitCode.USAGE)
+
+
 def _dry_run(command: list[str], *, num_workers: int, max_steps: str) -> int:
+    _check_program(command)
     is_module, is_program = command[1:2] == ["-m"] and len(command) > 2, len(command) > 1 and not command[1].startswith("-")
     if not os.path.basename(command[0]).startswith("python") or not (is_module or is_program):
         raise LaunchFailed(
@@ -163,11 +171,6 @@ def _command(words: list[str]) -> list[str]:
     if command[0] in ("python", "python3"):
         # This Python has worker_client; PATH may lead to another one if this command's environment is not activated.
         command[0] = sys.executable
-    if shutil.which(command[0]) is None:
-        why = f"there is no program {command[0]!r} (looked in PATH)"
-        if os.path.isfile(command[0]):
-            why = f"{command[0]!r} cannot be run as a program; a Python file is run by: … -- python {command[0]}"
-        raise LaunchFailed(f"cannot start the workers: {why}", exit_code=ExitCode.USAGE)
     return command
 
 

@@ -103,6 +103,9 @@ def test_a_host_that_cannot_be_used_is_named_before_anything_starts(hosts: Path)
     assert code == 2 and "host a: no /nowhere: No such file or directory; copy the program there, or name its place with --host-dir" in out
     code, out = run_up("--hosts", "a=127.0.0.1", "--host-python", "/nowhere/python", worker=TRAIN, run_dir=hosts / "run")
     assert code == 2 and "host a does not run Lockstep's agent: ssh ended with exit code 127" in out
+    code, out = run_up("--hosts", "a=127.0.0.1,b=127.0.0.1", worker="import nosuchmodule", run_dir=hosts / "run")
+    assert code == 2 and re.search("host a: cannot start a worker: .*train.py imports nosuchmodule, and .* has no such module", out), out
+    assert "begins to serve" not in out and "host b: " not in out, "no worker goes there"
     (hosts / "python").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -S "$@"\n')
     (hosts / "python").chmod(0o755)
     code, out = run_up("--hosts", "a=127.0.0.1", "--host-python", str(hosts / "python"), worker=TRAIN, run_dir=hosts / "run")
