@@ -16,7 +16,7 @@ def what_lacks(command: Sequence[str], *, environment: Mapping[str, str]) -> str
     Modules are looked for only if the command runs on this process's own Python.
     """
     program, argument = command[0], command[1] if len(command) > 1 else ""
-    if shutil.which(program) is None:
+    if shutil.which(program, path=environment.get("PATH")) is None:
         if os.path.isfile(program):
             return f"{program!r} cannot be run as a program; a Python file is run by: … -- python {program}"
         return f"there is no program {program!r} (looked in PATH)"
@@ -27,7 +27,7 @@ def what_lacks(command: Sequence[str], *, environment: Mapping[str, str]) -> str
         return f"{sys.executable} has no module {first}" if first and not _finds(first, Path.cwd(), environment) else ""
     if argument and not os.path.exists(argument):
         return f"there is no file {argument} in {Path.cwd()}"
-    place = Path(argument).absolute().parent
+    place = Path(argument).resolve().parent  # as Python finds it, also through a link
     for name in _first_imports(Path(argument)):
         if not (origin := _finds(name, place, environment)):
             return f"{argument} imports {name}, and {sys.executable} has no such module"

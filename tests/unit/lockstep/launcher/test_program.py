@@ -50,6 +50,19 @@ def test_what_may_be_there_once_the_program_runs_is_not_refused(command: str) ->
     assert what_lacks(command.split(), environment={}) == ""
 
 
+def test_a_program_is_looked_for_in_the_path_that_the_worker_has(tmp_path: Path) -> None:
+    (tmp_path / "passed" / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "passed" / "tool").chmod(0o755)
+    assert what_lacks(["tool"], environment={"PATH": str(tmp_path / "passed")}) == ""
+    assert what_lacks(["sh"], environment={"PATH": str(tmp_path / "passed")})
+
+
+def test_a_program_behind_a_link_finds_the_modules_beside_its_file(tmp_path: Path) -> None:
+    (tmp_path / "passed" / "linked.py").write_text("import given\n")
+    (tmp_path / "linked.py").symlink_to(tmp_path / "passed" / "linked.py")
+    assert what_lacks([PY, "linked.py"], environment={}) == ""
+
+
 def test_modules_are_found_by_the_path_that_the_worker_has_and_none_is_imported() -> None:
     assert what_lacks([PY, "uses_given.py"], environment={"PYTHONPATH": "passed"}) == ""
     assert "given" not in sys.modules
