@@ -29,6 +29,7 @@ def engine(environment: Mapping[str, str]) -> Engine:
     if not job or not nodes:
         raise InvalidSpec(
             "--engine slurm: this is no job of Slurm; ask for one: sbatch, salloc or srun with --nodes=2 … lockstep up --engine slurm …"
+            f"{_what_is_free()}"
         )
     # A batch script is a step, too, with one task.
     task = int(environment.get("SLURM_PROCID") or 0)
@@ -58,6 +59,17 @@ def _hosts(job: str, nodes: str, gpus: Sequence[int]) -> tuple[Host, ...]:
             Host(name=name, address=name, reach=(*step, *has, f"--nodelist={name}", "sh", "-c"), hidden=(_GPUS,), orphaned=orphaned)
         )
     return tuple(hosts)
+
+
+def _what_is_free() -> str:
+    """Returns the partitions that a job could name, and how many of their nodes are free now; empty: Slurm does not say."""
+    try:
+        found = [line.split() for line in _output("sinfo", "--noheader", "--format=%R %F").splitlines()]
+    except InvalidSpec:
+        return ""
+    # Nodes are counted as allocated/idle/other/all.
+    words = [f"{name} {counts.split('/')[1]} of {counts.split('/')[3]}" for name, counts in found]
+    return f"; free nodes by partition: {', '.join(words)}" if words else ""
 
 
 def _tasks(text: str) -> list[int]:

@@ -39,6 +39,9 @@ case "$*" in
 esac
 """
 SLOW = TRAIN.replace("        session.step(", "        __import__('time').sleep(0.05); session.step(")
+SINFO = """#!/bin/sh
+echo "short 0/2/0/2"; echo "gpu 3/0/1/4"
+"""
 WHERE = f"""import os
 where = os.environ["ON_NODE"], os.environ["CUDA_VISIBLE_DEVICES"]
 os.write(1, f"on {{' '.join(where)}} with {{os.environ['RATE']}}\\n".encode())
@@ -49,7 +52,7 @@ os.write(1, f"on {{' '.join(where)}} with {{os.environ['RATE']}}\\n".encode())
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The environment of a job's script."""
     (tmp_path / "bin").mkdir()
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "sinfo": SINFO}.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     said = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
@@ -107,7 +110,9 @@ def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", text)
     assert "--workers: got 3, and mpi has started 2" in refusal("--engine", "mpi", "--workers", "3")
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert "--engine slurm: this is no job of Slurm; ask for one: sbatch, salloc or srun" in refusal("--engine", "slurm")
+    none = refusal("--engine", "slurm")
+    assert "--engine slurm: this is no job of Slurm; ask for one: sbatch, salloc or srun" in none
+    assert none.endswith("; free nodes by partition: short 2 of 2, gpu 0 of 4\n"), none
 
 
 class Store:
