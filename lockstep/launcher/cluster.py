@@ -173,7 +173,7 @@ class LaunchedCluster:
     def _looking_at_hosts(self, command: Sequence[str]) -> Iterator[None]:
         """Asks all hosts, which have the block's time for it, whether they can run the cluster's processes, and share what these share.
 
-        Raises LaunchFailed after the block where one cannot, in its words.
+        Raises LaunchFailed after the block where one cannot, in the words of the first of these.
         """
         if self._hosts is None:
             yield
@@ -194,10 +194,10 @@ class LaunchedCluster:
                 what=lambda: f"there is an answer of {', '.join(one.name for one in looks if one.is_running)}",
                 process=looks[0],
             )
-            if failed := [one for one in looks if one.returncode]:
+            if any(one.returncode for one in looks):
                 # Others may lack the same, and say so.
                 self._supervisor.await_end(lambda: not any(one.is_running for one in looks), grace_s=_SAY_AFTER_S)
-                raise LaunchFailed(failed[0].last_words, exit_code=ExitCode.USAGE)
+                raise LaunchFailed(next(one.last_words for one in looks if one.returncode), exit_code=ExitCode.USAGE)
 
     def _passed_on(self) -> dict[str, str | None]:
         """Returns the variables that workers on other hosts get as they are here."""
