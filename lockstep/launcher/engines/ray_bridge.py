@@ -199,7 +199,8 @@ class Bridge:
         where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         place = Place.options(scheduling_strategy=where, **takes).remote()  # type: ignore[attr-defined]
         try:
-            self._await(place, f"waiting until Ray has {takes} for {name} on node {node[:6]}\n", sinks)
+            room = " and ".join(f"{amount:g} {what}" for what, amount in takes_of(takes).items()) or "an actor"
+            self._await(place, f"waiting until Ray has {room} for {name} on node {node[:6]}\n", sinks)
             threading.Thread(target=_pass_on, args=(source, place), name="lockstep-bridge", daemon=True).start()
             output = place.run.options(num_returns="streaming").remote(command, first, self._function if is_worker else None)
             for kind, data in map(ray.get, output):
