@@ -23,6 +23,7 @@ from ps_protocol.model.policy import KINDS, MAX_GRACE_S, MAX_REPLICAS, MAX_TOKEN
 from ps_protocol.security.options import Security, check_token
 
 T = TypeVar("T")
+D = TypeVar("D")
 Member = TypeVar("Member", bound=enum.Enum)
 
 DEFAULT_ADDRESS = "127.0.0.1:0"
@@ -47,21 +48,27 @@ SERVER, CHIEF, UP, CHANGE, CALLER = Program
 _ROLES, _ALL_BUT_UP = (SERVER, CHIEF), (SERVER, CHIEF, CALLER)
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@light_dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """What may be given: how its text is read, and what holds without one."""
+
+    parse: Callable[[str], T]
+    default: T
+
+
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Option(Generic[T]):
-    """One option. `metavar` empty: a switch. `otherwise`: a description of the default, where `default` is none.
+    """One option. `usage`: its flag, and what that takes; a switch takes nothing. `otherwise`: what holds without it, in words.
 
     `variable_name`: None: LOCKSTEP_ and the name; empty: there is none. `needs_place`: it makes no sense without --checkpoint-dir.
     `is_usual`: --help has it, and not only --help-all. `is_of_machine`: it is about the machine and not about one cluster, so a launcher
     lets the variable reach its processes.
     """
 
-    name: str
-    parse: Callable[[str], T]
-    default: T
+    usage: str
     words: str
     programs: tuple[Program, ...]
-    metavar: str = ""
+    kind: Kind[T]
     otherwise: str = ""
     group: str = ""
     variable_name: str | None = None
@@ -71,14 +78,24 @@ class Option(Generic[T]):
     is_of_machine: bool = False
 
     @property
+    def default(self) -> T:
+        """Its value where it is not given."""
+        return self.kind.default
+
+    @property
     def flag(self) -> str:
         """Its name on a command line."""
-        return f"--{self.name}"
+        return self.usage.partition(" ")[0]
+
+    @property
+    def metavar(self) -> str:
+        """What the flag takes, as --help names it; empty: nothing."""
+        return self.usage.partition(" ")[2]
 
     @property
     def key(self) -> str:
         """Its name in Python."""
-        return self.name.replace("-", "_")
+        return self.flag[2:].replace("-", "_")
 
     @property
     def variable(self) -> str:
@@ -122,7 +139,7 @@ class Given:
             return option.default
         text = self._text(option)
         try:
-            return option.parse(text)
+            return option.kind.parse(text)
         except ValueError as error:
             raise InvalidSpec(f"{source}: got {text[:_MAX_SHOWN]!r}, want {error}") from None
 
@@ -273,10 +290,6 @@ def cluster_variables() -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.variable for one in TABLE if {*_ROLES} & {*one.programs} and one.variable and not one.is_of_machine))
 
 
-def _as_it_is(text: str) -> str:
-    return text
-
-
 def _stripped(text: str) -> str:
     return text.strip()
 
@@ -301,7 +314,7 @@ def parse_words(text: str) -> tuple[str, ...]:
         raise ValueError(f"words as in a shell: {error}") from error
 
 
-def _whole(*, least: int, most: int | None = None) -> Callable[[str], int]:
+def _whole(default: D, *, least: int, most: int | None = None) -> "Kind[int | D]":
     def parse(text: str) -> int:
         try:
             value = int(text) if len(text) <= _MAX_DIGITS else None
@@ -312,20 +325,20 @@ def _whole(*, least: int, most: int | None = None) -> Callable[[str], int]:
             raise ValueError(f"a whole number >= {least}{digits}" if most is None else f"a whole number from {least} to {most}")
         return value
 
-    return parse
+    return Kind(parse, default)
 
 
-def _positive(what: str) -> Callable[[str], float]:
+def _positive_seconds(default: float) -> "Kind[float]":
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{what} > 0")
+            raise ValueError("a number of seconds > 0")
         return value
 
-    return parse
+    return Kind(parse, default)
 
 
 def _seconds(text: str) -> float:
@@ -345,18 +358,19 @@ def _merge(text: str) -> MergeSpec:
         raise ValueError(f"a way to merge ({error.message})") from error
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
+def _one_of(default: str, words: Sequence[str]) -> "Kind[str]":
     def parse(text: str) -> str:
         if text.strip().lower() not in words:
             raise ValueError(" or ".join(words))
         return text.strip().lower()
 
-    return parse
+    return Kind(parse, default)
 
 
-def _member_of(kind: type[Member]) -> Callable[[str], Member]:
-    parse_word = _one_of(*(member.name.lower() for member in kind))
-    return lambda text: kind[parse_word(text).upper()]
+def _member_like(default: Member) -> "Kind[Member]":
+    members = type(default)
+    word = _one_of("", [member.name.lower() for member in members])
+    return Kind(lambda text: members[word.parse(text).upper()], default)
 
 
 def parse_truth(text: str) -> bool:
@@ -385,685 +399,449 @@ _KEPT = (CHIEF, UP)
 POLICY_GROUP = "coordination of the workers"
 _KEPT_GROUP = "checkpoints and recovery"
 SECURITY_GROUP = "security"
+_SWITCH, _TEXT, _PATH, _LIST = Kind(parse_truth, False), Kind(_stripped, ""), Kind(_path, None), Kind[tuple[str, ...]](_parts, ())
+_AS_IT_IS = Kind(str, "")
 
 CHIEF_ADDRESS = Option(
-    name="chief",
-    parse=_stripped,
-    default="",
-    words="address of the chief, host:port or unix:/path; without it, that of the one cluster that `lockstep up` runs here",
-    programs=(CALLER,),
-    metavar="ADDRESS",
+    "--chief ADDRESS",
+    "address of the chief, host:port or unix:/path; without it, that of the one cluster that `lockstep up` runs here",
+    (CALLER,),
+    _TEXT,
     is_usual=True,
 )
-INDEX: Option[int | None] = Option(
-    name="index",
-    parse=_whole(least=0, most=(1 << 32) - 1),
-    default=None,
-    words="which parameter server this is, from 0",
-    programs=(SERVER,),
-    metavar="I",
+INDEX = Option(
+    "--index I",
+    "which parameter server this is, from 0",
+    (SERVER,),
+    _whole(None, least=0, most=(1 << 32) - 1),
     variable_name="LOCKSTEP_PS_INDEX",
     is_usual=True,
 )
-WORKER_INDEX: Option[int | None] = Option(
-    name="worker-index",
-    parse=_whole(least=0),
-    default=None,
-    words="which worker this is, from 0",
-    programs=(CALLER,),
-    metavar="I",
-    otherwise="the chief gives it one",
-    has_flag=False,
+WORKER_INDEX = Option(
+    "--worker-index I", "which worker this is, from 0", (CALLER,), _whole(None, least=0), otherwise="the chief gives it one", has_flag=False
 )
 ADDRESS = Option(
-    name="address",
-    parse=_as_it_is,
-    default="",
-    words="where to listen, host:port or unix:/path; port 0: any free one",
-    programs=_ROLES,
-    metavar="ADDRESS",
+    "--address ADDRESS",
+    "where to listen, host:port or unix:/path; port 0: any free one",
+    _ROLES,
+    _AS_IT_IS,
     otherwise="127.0.0.1:0",
     is_usual=True,
 )
 ADVERTISE = Option(
-    name="advertise",
-    parse=_as_it_is,
-    default="",
-    words="address at which workers that have lost their chief find this one; port 0: the port of --address",
-    programs=(CHIEF,),
-    metavar="ADDRESS",
+    "--advertise ADDRESS",
+    "address at which workers that have lost their chief find this one; port 0: the port of --address",
+    (CHIEF,),
+    _AS_IT_IS,
     otherwise="the address that it listens at; if that is all addresses, the one by which this machine reaches the parameter servers",
 )
-PS_ADDRESSES: Option[tuple[str, ...]] = Option(
-    name="ps",
-    parse=_parts,
-    default=(),
-    words="addresses of the parameter servers in order of index, separated by commas",
-    programs=(CHIEF,),
-    metavar="ADDRESSES",
-    is_usual=True,
+PS_ADDRESSES = Option(
+    "--ps ADDRESSES", "addresses of the parameter servers in order of index, separated by commas", (CHIEF,), _LIST, is_usual=True
 )
-NUM_PS: Option[int | None] = Option(
-    name="ps",
-    parse=_whole(least=1),
-    default=None,
-    words="number of parameter servers",
-    programs=(UP,),
-    metavar="N",
-    otherwise="1",
-    is_usual=True,
-)
-STANDBY_ADDRESSES: Option[tuple[str, ...]] = Option(
-    name="standbys",
-    parse=_parts,
-    default=(),
-    words="addresses of the parameter servers' standbys in order of index, separated by commas; an empty part: no standby",
-    programs=(CHIEF,),
-    metavar="ADDRESSES",
+NUM_PS = Option("--ps N", "number of parameter servers", (UP,), _whole(None, least=1), otherwise="1", is_usual=True)
+STANDBY_ADDRESSES = Option(
+    "--standbys ADDRESSES",
+    "addresses of the parameter servers' standbys in order of index, separated by commas; an empty part: no standby",
+    (CHIEF,),
+    _LIST,
     otherwise="none",
 )
 CLUSTER = Option(
-    name="cluster",
-    parse=_as_it_is,
-    default="lockstep",
-    words="name of the cluster; callers of another cluster are refused",
-    programs=_ROLES,
-    metavar="NAME",
-    is_usual=True,
+    "--cluster NAME", "name of the cluster; callers of another cluster are refused", _ROLES, Kind(str, "lockstep"), is_usual=True
 )
 CALLED_CLUSTER = Option(
-    name="cluster",
-    parse=_as_it_is,
-    default="",
-    words="name that the cluster there must have, so that no other one is meant",
-    programs=(CALLER,),
-    metavar="NAME",
+    "--cluster NAME",
+    "name that the cluster there must have, so that no other one is meant",
+    (CALLER,),
+    _AS_IT_IS,
     otherwise="any name",
     is_usual=True,
 )
-EXPECTED_WORKERS: Option[int | None] = Option(
-    name="workers",
-    parse=_whole(least=1, most=MAX_REPLICAS),
-    default=None,
-    words="number of workers expected; LEAST:MOST sets --min-replicas, too",
-    programs=(CHIEF,),
-    metavar="M",
+EXPECTED_WORKERS = Option(
+    "--workers M",
+    "number of workers expected; LEAST:MOST sets --min-replicas, too",
+    (CHIEF,),
+    _whole(None, least=1, most=MAX_REPLICAS),
     otherwise="any number",
     variable_name="LOCKSTEP_NUM_WORKERS",
     is_usual=True,
 )
-NUM_WORKERS: Option[int | None] = Option(
-    name="workers",
-    parse=_whole(least=1, most=MAX_REPLICAS),
-    default=None,
-    words="number of workers; LEAST:MOST sets --min-replicas, too",
-    programs=(UP,),
-    metavar="M",
+NUM_WORKERS = Option(
+    "--workers M",
+    "number of workers; LEAST:MOST sets --min-replicas, too",
+    (UP,),
+    _whole(None, least=1, most=MAX_REPLICAS),
     otherwise="1",
     is_usual=True,
 )
-BACKUP_WORKERS: Option[int | None] = Option(
-    name="backup-workers",
-    parse=_whole(least=0),
-    default=None,
-    words="sync: a step does not wait for the slowest B of the workers",
-    programs=(CHIEF, UP, CHANGE),
-    metavar="B",
+BACKUP_WORKERS = Option(
+    "--backup-workers B",
+    "sync: a step does not wait for the slowest B of the workers",
+    (CHIEF, UP, CHANGE),
+    _whole(None, least=0),
     otherwise="0",
     is_usual=True,
 )
-CONTRIBUTIONS: Option[int | None] = Option(
-    name="replicas-to-aggregate",
-    parse=_whole(least=1, most=MAX_REPLICAS),
-    default=None,
-    words="sync: contributions that a step needs, if not --workers minus --backup-workers; may exceed the number of workers",
-    programs=(CHIEF, UP, CHANGE),
-    metavar="R",
+CONTRIBUTIONS = Option(
+    "--replicas-to-aggregate R",
+    "sync: contributions that a step needs, if not --workers minus --backup-workers; may exceed the number of workers",
+    (CHIEF, UP, CHANGE),
+    _whole(None, least=1, most=MAX_REPLICAS),
     otherwise="that difference; 1 without --workers",
 )
-MAX_STEPS: Option[int | None] = Option(
-    name="max-steps",
-    parse=_whole(least=1),
-    default=None,
-    words="training finishes at this step",
-    programs=(CHIEF, UP),
-    metavar="N",
-    otherwise="when the workers do",
-    is_usual=True,
+MAX_STEPS = Option(
+    "--max-steps N", "training finishes at this step", (CHIEF, UP), _whole(None, least=1), otherwise="when the workers do", is_usual=True
 )
-LEASE = Option(
-    name="lease",
-    parse=_positive("a number of seconds"),
-    default=10.0,
-    words="a worker that is silent for this long counts as lost",
-    programs=(CHIEF, UP),
-    metavar="SECONDS",
-)
+LEASE = Option("--lease SECONDS", "a worker that is silent for this long counts as lost", (CHIEF, UP), _positive_seconds(10.0))
 REJECT_NONFINITE = Option(
-    name="reject-nonfinite",
-    parse=parse_truth,
-    default=False,
-    words="refuse a gradient that has infinities or NaN when it is pushed",
-    programs=(CHIEF, UP),
+    "--reject-nonfinite",
+    "refuse a gradient that has infinities or NaN when it is pushed",
+    (CHIEF, UP),
+    _SWITCH,
     otherwise="such a gradient counts like any other",
 )
-MAX_MEMORY_BYTES: Option[int | None] = Option(
-    name="max-memory-bytes",
-    parse=_whole(least=1),
-    default=None,
-    words="memory for variables, slots and contributions, without files in --table-dir",
-    programs=(SERVER,),
-    metavar="N",
+MAX_MEMORY_BYTES = Option(
+    "--max-memory-bytes N",
+    "memory for variables, slots and contributions, without files in --table-dir",
+    (SERVER,),
+    _whole(None, least=1),
     otherwise="all memory of the machine",
     is_of_machine=True,
 )
-TABLE_DIR: Option[Path | None] = Option(
-    name="table-dir",
-    parse=_path,
-    default=None,
-    words="keep the rows of tables with keys in files there, on a local disk; memory has those in use",
-    programs=(SERVER,),
-    metavar="DIR",
+TABLE_DIR = Option(
+    "--table-dir DIR",
+    "keep the rows of tables with keys in files there, on a local disk; memory has those in use",
+    (SERVER,),
+    _PATH,
     otherwise="rows are in memory",
     is_of_machine=True,
 )
-APPLY_THREADS: Option[int | None] = Option(
-    name="apply-threads",
-    parse=_whole(least=1, most=256),
-    default=None,
-    words="threads that share the work of a step",
-    programs=(SERVER,),
-    metavar="N",
+APPLY_THREADS = Option(
+    "--apply-threads N",
+    "threads that share the work of a step",
+    (SERVER,),
+    _whole(None, least=1, most=256),
     otherwise="one for each processor that it may use, up to 8",
     is_of_machine=True,
 )
 DATA_PORT = Option(
-    name="data-port",
-    parse=_whole(least=0, most=65_535),
-    default=0,
-    words="port for data sockets, on the host of --address; 0: any that is free",
-    programs=(SERVER,),
-    metavar="PORT",
+    "--data-port PORT",
+    "port for data sockets, on the host of --address; 0: any that is free",
+    (SERVER,),
+    _whole(0, least=0, most=65_535),
     is_of_machine=True,
 )
 POLICY = Option(
-    name="policy",
-    parse=_member_of(PolicyName),
-    default=PolicyName.SYNC,
-    words="how workers are coordinated; may be changed while training",
-    programs=(CHIEF, UP),
-    metavar="|".join(name.name.lower() for name in PolicyName),
+    f"--policy {'|'.join(name.name.lower() for name in PolicyName)}",
+    "how workers are coordinated; may be changed while training",
+    (CHIEF, UP),
+    _member_like(PolicyName.SYNC),
     group=POLICY_GROUP,
     is_usual=True,
 )
-TOKENS: Option[TokenMode] = Option(
-    name="tokens",
-    parse=_member_of(TokenMode),
-    default=TokenMode.STRICT,
-    words="sync: strict: a token is always of the open step; fifo: the token queue of SyncReplicasOptimizer",
-    programs=_POLICY,
-    metavar="strict|fifo",
+TOKENS = Option(
+    "--tokens strict|fifo",
+    "sync: strict: a token is always of the open step; fifo: the token queue of SyncReplicasOptimizer",
+    _POLICY,
+    _member_like(TokenMode.STRICT),
     group=POLICY_GROUP,
 )
 NUM_TOKENS = Option(
-    name="num-tokens",
-    parse=_whole(least=-1, most=MAX_TOKENS),
-    default=-1,
-    words="fifo: number of tokens at the start; -1: as many as a step needs contributions. Each one beyond those of the first step gives a"
+    "--num-tokens N",
+    "fifo: number of tokens at the start; -1: as many as a step needs contributions. Each one beyond those of the first step gives a"
     " gradient that is dropped, as in SyncReplicasOptimizer",
-    programs=_POLICY,
-    metavar="N",
+    _POLICY,
+    _whole(-1, least=-1, most=MAX_TOKENS),
     group=POLICY_GROUP,
 )
 STALENESS = Option(
-    name="staleness",
-    parse=_whole(least=0),
-    default=0,
-    words="ssp: how many contributions a worker may be ahead of the slowest",
-    programs=_POLICY,
-    metavar="S",
+    "--staleness S",
+    "ssp: how many contributions a worker may be ahead of the slowest",
+    _POLICY,
+    _whole(0, least=0),
     group=POLICY_GROUP,
     is_usual=True,
 )
 GRACE = Option(
-    name="grace",
-    parse=_seconds,
-    default=0.0,
-    words="outer: how long a step that has enough contributions waits for those of the other workers",
-    programs=_POLICY,
-    metavar="SECONDS",
+    "--grace SECONDS",
+    "outer: how long a step that has enough contributions waits for those of the other workers",
+    _POLICY,
+    Kind(_seconds, 0.0),
     group=POLICY_GROUP,
 )
 MERGE = Option(
-    name="merge",
-    parse=_merge,
-    default=MEAN,
-    words="sync and outer: how contributions become one gradient: mean, radial_mean, or for example trimmed_mean:0.25 or bounded_mean:3",
-    programs=_POLICY,
-    metavar="HOW",
+    "--merge HOW",
+    "sync and outer: how contributions become one gradient: mean, radial_mean, or for example trimmed_mean:0.25 or bounded_mean:3",
+    _POLICY,
+    Kind(_merge, MEAN),
     group=POLICY_GROUP,
 )
 NO_LOCKING = Option(
-    name="no-locking",
-    parse=parse_truth,
-    default=False,
-    words="async: servers apply on arrival without a lock; concurrent updates may be lost",
-    programs=_POLICY,
-    group=POLICY_GROUP,
+    "--no-locking", "async: servers apply on arrival without a lock; concurrent updates may be lost", _POLICY, _SWITCH, group=POLICY_GROUP
 )
-MAX_STALENESS: Option[int | None] = Option(
-    name="max-staleness",
-    parse=_whole(least=0),
-    default=None,
-    words="ssp, async and outer: a contribution is too stale if it is more than N steps old",
-    programs=_POLICY,
-    metavar="N",
+MAX_STALENESS = Option(
+    "--max-staleness N",
+    "ssp, async and outer: a contribution is too stale if it is more than N steps old",
+    _POLICY,
+    _whole(None, least=0),
     otherwise="none",
     group=POLICY_GROUP,
 )
 TOO_STALE = Option(
-    name="too-stale",
-    parse=_member_of(TooStale),
-    default=TooStale.DROP,
-    words="what to do with a contribution beyond --max-staleness: drop it, or apply it with weight 1 / (1 + excess)",
-    programs=_POLICY,
-    metavar="drop|scale",
+    "--too-stale drop|scale",
+    "what to do with a contribution beyond --max-staleness: drop it, or apply it with weight 1 / (1 + excess)",
+    _POLICY,
+    _member_like(TooStale.DROP),
     group=POLICY_GROUP,
 )
 CHECKPOINT_DIR = Option(
-    name="checkpoint-dir",
-    parse=_stripped,
-    default="",
-    words="where checkpoints are kept: a directory or a URL, the same for all roles",
-    programs=(SERVER, CHIEF, UP),
-    metavar="PLACE",
+    "--checkpoint-dir PLACE",
+    "where checkpoints are kept: a directory or a URL, the same for all roles",
+    (SERVER, CHIEF, UP),
+    _TEXT,
     otherwise="none: there are no checkpoints",
     group=_KEPT_GROUP,
     is_usual=True,
 )
-DURABILITY: Option[str] = Option(
-    name="durability",
-    parse=_one_of(*DURABILITIES),
-    default="interval",
-    words="what the loss of a parameter server may cost: all steps, those since the last checkpoint, or none",
-    programs=_KEPT,
-    metavar="none|interval|step",
+DURABILITY = Option(
+    "--durability none|interval|step",
+    "what the loss of a parameter server may cost: all steps, those since the last checkpoint, or none",
+    _KEPT,
+    _one_of("interval", DURABILITIES),
     group=_KEPT_GROUP,
     needs_place=True,
 )
 CHECKPOINT_INTERVAL = Option(
-    name="checkpoint-interval",
-    parse=_positive("a number of seconds"),
-    default=60.0,
-    words="time between checkpoints",
-    programs=_KEPT,
-    metavar="SECONDS",
+    "--checkpoint-interval SECONDS",
+    "time between checkpoints",
+    _KEPT,
+    _positive_seconds(60.0),
     group=_KEPT_GROUP,
     needs_place=True,
     is_usual=True,
 )
-CHECKPOINT_STEPS: Option[int | None] = Option(
-    name="checkpoint-steps",
-    parse=_whole(least=1),
-    default=None,
-    words="steps between checkpoints",
-    programs=_KEPT,
-    metavar="N",
+CHECKPOINT_STEPS = Option(
+    "--checkpoint-steps N",
+    "steps between checkpoints",
+    _KEPT,
+    _whole(None, least=1),
     otherwise="by time alone",
     group=_KEPT_GROUP,
     needs_place=True,
 )
 FULL_EVERY = Option(
-    name="full-every",
-    parse=_whole(least=1),
-    default=1,
-    words="every Nth checkpoint is full, those between have the rows that changed",
-    programs=_KEPT,
-    metavar="N",
+    "--full-every N",
+    "every Nth checkpoint is full, those between have the rows that changed",
+    _KEPT,
+    _whole(1, least=1),
     group=_KEPT_GROUP,
     needs_place=True,
 )
 KEEP_CHECKPOINTS = Option(
-    name="keep-checkpoints",
-    parse=_whole(least=1),
-    default=3,
-    words="how many full checkpoints are kept, each with the deltas on it",
-    programs=_KEPT,
-    metavar="K",
+    "--keep-checkpoints K",
+    "how many full checkpoints are kept, each with the deltas on it",
+    _KEPT,
+    _whole(3, least=1),
     group=_KEPT_GROUP,
     needs_place=True,
 )
 RESTORE = Option(
-    name="restore",
-    parse=_stripped,
-    default="latest",
-    words="which checkpoint to start from, if there is one",
-    programs=_KEPT,
-    metavar="latest|none|TAG",
+    "--restore latest|none|TAG",
+    "which checkpoint to start from, if there is one",
+    _KEPT,
+    Kind(_stripped, "latest"),
     group=_KEPT_GROUP,
     needs_place=True,
     is_usual=True,
 )
-MIN_REPLICAS: Option[int | None] = Option(
-    name="min-replicas",
-    parse=_whole(least=1),
-    default=None,
-    words="sync: when workers are gone, a step needs only as many contributions as there are workers left, but at least M",
-    programs=_KEPT,
-    metavar="M",
+MIN_REPLICAS = Option(
+    "--min-replicas M",
+    "sync: when workers are gone, a step needs only as many contributions as there are workers left, but at least M",
+    _KEPT,
+    _whole(None, least=1),
     otherwise="a step always needs the same number",
     group=_KEPT_GROUP,
 )
 RESTART_WORKERS = Option(
-    name="restart-workers",
-    parse=_whole(least=0),
-    default=0,
-    words="how many times each worker is started again after a failure",
-    programs=(UP,),
-    metavar="N",
+    "--restart-workers N",
+    "how many times each worker is started again after a failure",
+    (UP,),
+    _whole(0, least=0),
     group=_KEPT_GROUP,
     is_usual=True,
 )
-WORKER_GPUS = Option(
-    name="worker-gpus",
-    parse=_whole(least=0),
-    default=0,
-    words="GPUs for each worker alone, by CUDA_VISIBLE_DEVICES",
-    programs=(UP,),
-    metavar="N",
-    variable_name="",
-)
+WORKER_GPUS = Option("--worker-gpus N", "GPUs for each worker alone, by CUDA_VISIBLE_DEVICES", (UP,), _whole(0, least=0), variable_name="")
 MAX_RESTARTS = Option(
-    name="max-restarts",
-    parse=_whole(least=0),
-    default=5,
-    words="how many times in quick succession a chief that was killed is started again, and with checkpoints a parameter server",
-    programs=(UP,),
-    metavar="N",
+    "--max-restarts N",
+    "how many times in quick succession a chief that was killed is started again, and with checkpoints a parameter server",
+    (UP,),
+    _whole(5, least=0),
     group=_KEPT_GROUP,
 )
 TAKEOVER = Option(
-    name="takeover",
-    parse=parse_truth,
-    default=False,
-    words="take the parameter servers over from their present chief at once, even if it is still running",
-    programs=(CHIEF,),
+    "--takeover",
+    "take the parameter servers over from their present chief at once, even if it is still running",
+    (CHIEF,),
+    _SWITCH,
     variable_name="",
     group=_KEPT_GROUP,
 )
-HISTORY: Option[Path | None] = Option(
-    name="history",
-    parse=_path,
-    default=None,
-    words="directory for a record of all steps that `lockstep audit DIR` checks",
-    programs=(SERVER, CHIEF, UP),
-    metavar="DIR",
+HISTORY = Option(
+    "--history DIR",
+    "directory for a record of all steps that `lockstep audit DIR` checks",
+    (SERVER, CHIEF, UP),
+    _PATH,
     otherwise="none",
     group=_KEPT_GROUP,
 )
 HISTORY_MAX_BYTES = Option(
-    name="history-max-bytes",
-    parse=_whole(least=1 << 16),
-    default=1 << 30,
-    words="how much of the history each process keeps; the oldest records go",
-    programs=(SERVER, CHIEF, UP),
-    metavar="N",
+    "--history-max-bytes N",
+    "how much of the history each process keeps; the oldest records go",
+    (SERVER, CHIEF, UP),
+    _whole(1 << 30, least=1 << 16),
     group=_KEPT_GROUP,
 )
-ANNOUNCE: Option[Path | None] = Option(
-    name="announce",
-    parse=_path,
-    default=None,
-    words="file to write the address to, once the process serves",
-    programs=_ROLES,
-    metavar="FILE",
-    variable_name="",
-)
-PAGE: Option[str | None] = Option(
-    name="page",
-    parse=_page,
-    default=None,
-    words="address of the chief's page for a browser, HOST:PORT (port 0: any that is free), or none",
-    programs=(CHIEF, UP),
-    metavar="ADDRESS",
+ANNOUNCE = Option("--announce FILE", "file to write the address to, once the process serves", _ROLES, _PATH, variable_name="")
+PAGE = Option(
+    "--page ADDRESS",
+    "address of the chief's page for a browser, HOST:PORT (port 0: any that is free), or none",
+    (CHIEF, UP),
+    Kind(_page, None),
     otherwise="none for a chief of its own; a launcher takes a free port that only this machine reaches",
     is_usual=True,
 )
-ENABLE_FAILPOINTS = Option(
-    name="enable-failpoints",
-    parse=parse_truth,
-    default=False,
-    words="for tests: do what LOCKSTEP_FAILPOINTS says",
-    programs=_ROLES,
-)
-TENSORBOARD: Option[Path | None] = Option(
-    name="tensorboard",
-    parse=_path,
-    default=None,
-    words="directory for event files that TensorBoard reads: metrics, steps per second, staleness",
-    programs=(UP,),
-    metavar="DIR",
+ENABLE_FAILPOINTS = Option("--enable-failpoints", "for tests: do what LOCKSTEP_FAILPOINTS says", _ROLES, _SWITCH)
+TENSORBOARD = Option(
+    "--tensorboard DIR",
+    "directory for event files that TensorBoard reads: metrics, steps per second, staleness",
+    (UP,),
+    _PATH,
     otherwise="none",
     is_usual=True,
 )
 METRICS = Option(
-    name="metrics",
-    parse=_stripped,
-    default="",
-    words="where to serve /metrics for Prometheus over HTTP, host:port; port 0: any free one",
-    programs=_ROLES,
-    metavar="ADDRESS",
+    "--metrics ADDRESS",
+    "where to serve /metrics for Prometheus over HTTP, host:port; port 0: any free one",
+    _ROLES,
+    _TEXT,
     otherwise="not at all",
 )
-LOG_FORMAT: Option[str] = Option(
-    name="log-format",
-    parse=_one_of(*LOG_FORMATS),
-    default="text",
-    words="how a role writes its log: lines of text, or one JSON object on each line",
-    programs=(SERVER, CHIEF, UP),
-    metavar="text|json",
+LOG_FORMAT = Option(
+    "--log-format text|json",
+    "how a role writes its log: lines of text, or one JSON object on each line",
+    (SERVER, CHIEF, UP),
+    _one_of("text", LOG_FORMATS),
     is_of_machine=True,
 )
 ALLOW_INSECURE_NETWORK = Option(
-    name="allow-insecure-network",
-    parse=parse_truth,
-    default=False,
-    words="listen without encryption at an address that other machines can reach",
-    programs=_ROLES,
+    "--allow-insecure-network", "listen without encryption at an address that other machines can reach", _ROLES, _SWITCH
 )
-TCP = Option(
-    name="tcp",
-    parse=parse_truth,
-    default=False,
-    words="use loopback ports chosen by the system, instead of Unix sockets",
-    programs=(UP,),
-    variable_name="",
-)
-CHIEF_IN_PS = Option(
-    name="chief-in-ps",
-    parse=parse_truth,
-    default=False,
-    words="run the chief in the process of parameter server 0",
-    programs=(UP,),
-    variable_name="",
-)
+TCP = Option("--tcp", "use loopback ports chosen by the system, instead of Unix sockets", (UP,), _SWITCH, variable_name="")
+CHIEF_IN_PS = Option("--chief-in-ps", "run the chief in the process of parameter server 0", (UP,), _SWITCH, variable_name="")
 STANDBYS = Option(
-    name="standbys",
-    parse=parse_truth,
-    default=False,
-    words="start a second server beside each parameter server, which takes its place if it is lost",
-    programs=(UP,),
+    "--standbys",
+    "start a second server beside each parameter server, which takes its place if it is lost",
+    (UP,),
+    _SWITCH,
     variable_name="",
     is_usual=True,
 )
 HOSTS = Option(
-    name="hosts",
-    parse=_stripped,
-    default="",
-    metavar="NAME[=ADDRESS],…",
+    "--hosts NAME[=ADDRESS],…",
+    "machines that ssh reaches by these names without a password: the first runs the chief, servers and workers take turns",
+    (UP,),
+    _TEXT,
     otherwise="this machine",
-    words="machines that ssh reaches by these names without a password: the first runs the chief, servers and workers take turns",
-    programs=(UP,),
     variable_name="",
     is_usual=True,
 )
 ENGINE = Option(
-    name="engine",
-    parse=_stripped,
-    default="",
-    metavar="slurm|ray|skypilot",
+    "--engine slurm|ray|skypilot",
+    "whose job this is: it says which machines there are, and how many workers unless --workers does",
+    (UP,),
+    _TEXT,
     otherwise="none",
-    words="whose job this is: it says which machines there are, and how many workers unless --workers does",
-    programs=(UP,),
     variable_name="",
     is_usual=True,
 )
 HOST_PYTHON = Option(
-    name="host-python",
-    parse=_stripped,
-    default="",
-    metavar="PATH",
+    "--host-python PATH",
+    "the Python that has Lockstep on each of --hosts or of the --engine",
+    (UP,),
+    _TEXT,
     otherwise="the path of this one",
-    words="the Python that has Lockstep on each of --hosts or of the --engine",
-    programs=(UP,),
     variable_name="",
 )
 HOST_DIR = Option(
-    name="host-dir",
-    parse=_stripped,
-    default="",
-    metavar="DIR",
+    "--host-dir DIR",
+    "the working directory of the workers on each of --hosts, with the program in it",
+    (UP,),
+    _TEXT,
     otherwise="the path of this one",
-    words="the working directory of the workers on each of --hosts, with the program in it",
-    programs=(UP,),
     variable_name="",
 )
-HOST_ENV: Option[tuple[str, ...]] = Option(
-    name="host-env",
-    parse=_parts,
-    default=(),
-    metavar="NAME,…",
-    otherwise="none",
-    words="variables of this environment that workers on --hosts get, too",
-    programs=(UP,),
-    variable_name="",
+HOST_ENV = Option(
+    "--host-env NAME,…", "variables of this environment that workers on --hosts get, too", (UP,), _LIST, otherwise="none", variable_name=""
 )
-TRANSPORT: Option[str | None] = Option(
-    name="transport",
-    parse=_stripped,
-    default=None,
-    words="how gradients and variables are transferred: auto, grpc, sockets or shared_memory",
-    programs=(CALLER,),
-    metavar="WORD",
+TRANSPORT = Option(
+    "--transport WORD",
+    "how gradients and variables are transferred: auto, grpc, sockets or shared_memory",
+    (CALLER,),
+    Kind(_stripped, None),
     otherwise="auto",
     has_flag=False,
 )
-WIRE: Option[str | None] = Option(
-    name="wire",
-    parse=_stripped,
-    default=None,
-    words="how gradients and variables are encoded where they are sent, for example bfloat16, int4 or top_k:0.05",
-    programs=(CALLER,),
-    metavar="FORMAT",
+WIRE = Option(
+    "--wire FORMAT",
+    "how gradients and variables are encoded where they are sent, for example bfloat16, int4 or top_k:0.05",
+    (CALLER,),
+    Kind(_stripped, None),
     has_flag=False,
     otherwise="no encoding",
 )
-OTEL = Option(
-    name="otel",
-    parse=parse_truth,
-    default=False,
-    words="make OpenTelemetry spans of a worker's steps; the program sets up an SDK",
-    programs=(CALLER,),
-    has_flag=False,
-)
+OTEL = Option("--otel", "make OpenTelemetry spans of a worker's steps; the program sets up an SDK", (CALLER,), _SWITCH, has_flag=False)
 TAKE_PLACE = Option(
-    name="takeover",
-    parse=parse_truth,
-    default=False,
-    words="as a worker, take the place of any process that has this index; a launcher says so where the host of the last one is lost",
-    programs=(CALLER,),
+    "--takeover",
+    "as a worker, take the place of any process that has this index; a launcher says so where the host of the last one is lost",
+    (CALLER,),
+    _SWITCH,
     has_flag=False,
 )
-UP_FLAGS: Option[tuple[str, ...]] = Option(
-    name="up",
-    parse=parse_words,
-    default=(),
-    metavar="FLAGS",
-    words="the flags of `lockstep up` for the cluster that rank 0 starts in a program of torchrun or mpirun",
-    programs=(CALLER,),
+UP_FLAGS = Option(
+    "--up FLAGS",
+    "the flags of `lockstep up` for the cluster that rank 0 starts in a program of torchrun or mpirun",
+    (CALLER,),
+    Kind[tuple[str, ...]](parse_words, ()),
     has_flag=False,
 )
 TOKEN = Option(
-    name="token",
-    parse=_stripped,
-    default="",
-    words="the token that this process sends, alone and without its role",
-    programs=(CALLER,),
-    metavar="TOKEN",
+    "--token TOKEN", "the token that this process sends, alone and without its role", (CALLER,), _TEXT, group=SECURITY_GROUP, has_flag=False
+)
+TOKEN_FILE = Option(
+    "--token-file FILE",
+    "lines `role token`: who may call, and what this process sends; read again when it changes",
+    _ALL_BUT_UP,
+    _PATH,
+    group=SECURITY_GROUP,
+)
+TLS = Option(
+    "--tls",
+    "encrypt calls; without --tls-ca, trust the system's certificate authorities",
+    (CALLER,),
+    Kind[bool | None](parse_truth, None),
     group=SECURITY_GROUP,
     has_flag=False,
 )
-TOKEN_FILE: Option[Path | None] = Option(
-    name="token-file",
-    parse=_path,
-    default=None,
-    words="lines `role token`: who may call, and what this process sends; read again when it changes",
-    programs=_ALL_BUT_UP,
-    metavar="FILE",
-    group=SECURITY_GROUP,
+TLS_CA = Option(
+    "--tls-ca FILE", "certificate of the authority that signed the other processes' certificates", _ALL_BUT_UP, _PATH, group=SECURITY_GROUP
 )
-TLS: Option[bool | None] = Option(
-    name="tls",
-    parse=parse_truth,
-    default=None,
-    words="encrypt calls; without --tls-ca, trust the system's certificate authorities",
-    programs=(CALLER,),
-    group=SECURITY_GROUP,
-    has_flag=False,
-)
-TLS_CA: Option[Path | None] = Option(
-    name="tls-ca",
-    parse=_path,
-    default=None,
-    words="certificate of the authority that signed the other processes' certificates",
-    programs=_ALL_BUT_UP,
-    metavar="FILE",
-    group=SECURITY_GROUP,
-)
-TLS_CERT: Option[Path | None] = Option(
-    name="tls-cert",
-    parse=_path,
-    default=None,
-    words="certificate of this process",
-    programs=_ALL_BUT_UP,
-    metavar="FILE",
-    group=SECURITY_GROUP,
-)
-TLS_KEY: Option[Path | None] = Option(
-    name="tls-key",
-    parse=_path,
-    default=None,
-    words="private key of --tls-cert",
-    programs=_ALL_BUT_UP,
-    metavar="FILE",
-    group=SECURITY_GROUP,
-)
+TLS_CERT = Option("--tls-cert FILE", "certificate of this process", _ALL_BUT_UP, _PATH, group=SECURITY_GROUP)
+TLS_KEY = Option("--tls-key FILE", "private key of --tls-cert", _ALL_BUT_UP, _PATH, group=SECURITY_GROUP)
 TLS_SERVER_NAME = Option(
-    name="tls-server-name",
-    parse=_stripped,
-    default="",
-    words="name in the servers' certificates, if not the address",
-    programs=_ALL_BUT_UP,
-    metavar="NAME",
-    group=SECURITY_GROUP,
+    "--tls-server-name NAME", "name in the servers' certificates, if not the address", _ALL_BUT_UP, _TEXT, group=SECURITY_GROUP
 )
 VERIFY_CLIENTS = Option(
-    name="verify-clients",
-    parse=parse_truth,
-    default=False,
-    words="callers need a certificate of --tls-ca for this cluster and their role",
-    programs=_ROLES,
-    group=SECURITY_GROUP,
+    "--verify-clients", "callers need a certificate of --tls-ca for this cluster and their role", _ROLES, _SWITCH, group=SECURITY_GROUP
 )
 
 TABLE: tuple[Option[Any], ...] = tuple(entry for entry in [*vars().values()] if isinstance(entry, Option))

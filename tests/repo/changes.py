@@ -192,7 +192,7 @@ def eager_policy() -> PolicySpec:
                 path="ps_protocol/process/options.py",
                 before="DATA_PORT = Option(\n",
                 text="""\
-MOOD = Option(name="mood", parse=_stripped, default="calm", words="how the server feels", programs=(SERVER, UP), metavar="TEXT")
+MOOD = Option("--mood TEXT", "how the server feels", (SERVER, UP), Kind(_stripped, "calm"))
 """,
             ),
             Edit(path="ps_server/config.py", before="    data_port: int = 0\n", text="    mood: str = options.MOOD.default\n"),
@@ -228,7 +228,7 @@ assert server._shard.mood == "glad"
                 path="ps_protocol/process/options.py",
                 before="DATA_PORT = Option(\n",
                 text="""\
-MOOD = Option(name="mood", parse=_stripped, default="calm", words="how the chief feels", programs=(CHIEF, UP), metavar="TEXT")
+MOOD = Option("--mood TEXT", "how the chief feels", (CHIEF, UP), Kind(_stripped, "calm"))
 """,
             ),
             Edit(path="chief/options.py", before="    reject_nonfinite: bool = False\n", text='    mood: str = "calm"\n'),

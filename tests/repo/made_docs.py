@@ -89,7 +89,7 @@ def made_manifests(_: str) -> str:
 def _option(option: Option[Any]) -> tuple[str, ...]:
     flag = f"`{option.flag}{' ' * bool(option.metavar)}{_code(option.metavar)}`" if option.has_flag else ""
     variable = f"`{option.variable}{'=1' * option.is_switch}`" if option.variable else ""
-    see = f"; see {_SEE[option.name]}" if option.name in _SEE else ""
+    see = f"; see {_SEE[option.flag[2:]]}" if option.flag[2:] in _SEE else ""
     programs = ", ".join(_PROGRAMS[program] for program in option.programs)
     return flag, variable, programs, _cell(default_text(option)), _cell(option.words) + see
 
