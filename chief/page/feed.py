@@ -1,41 +1,16 @@
 """The page's data as JSON: the cluster at a moment, and what is new since the last request. Knows looks and values; no port, no thread."""
 
+import dataclasses
+import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chief.page.curves import Point
 from chief.page.event_log import Entry
 from chief.page.look import Look, eta_s
-from ps_protocol.roles.chief import (
-    CheckpointStatus,
-    ClusterStatus,
-    Condition,
-    LedgerEntry,
-    ParticipantKind,
-    ParticipantStatus,
-    ServerStatus,
-)
+from ps_protocol.roles.chief import ClusterStatus, LedgerEntry, ParticipantKind, ParticipantStatus
 
-WORKER_COLUMNS = (
-    "kind",
-    "index",
-    "host",
-    "pid",
-    "state",
-    "phase",
-    "per_s",
-    "share_last",
-    "accepted",
-    "stale",
-    "late",
-    "seen_ago_s",
-    "failure",
-    "transport",
-    "sent_bytes",
-    "received_bytes",
-    "cpu_s",
-)
 STEP_COLUMNS = ("step", "read_s", "compute_s", "wait_s", "apply_s", "last", "contributions", "stale", "late")
 _MAX_ROWS = 2_000
 _MAX_TEXT = 600
@@ -51,14 +26,14 @@ def snapshot(look: Look) -> dict[str, Any]:
         "cluster": status.cluster,
         "chief_incarnation": status.chief_incarnation,
         "state": status.state.name.lower(),
-        "conditions": [_condition(one) for one in status.conditions],
+        "conditions": _plain(status.conditions),
         "step": status.global_step,
         "max_steps": status.max_steps,
         "step_age_s": _number(status.step_age_s),
         "steps_per_s": _number(look.steps_per_s),
         "eta_s": _number(eta_s(look)),
         "is_held_up": look.is_held_up,
-        "cost": _cost(look),
+        "cost": _plain(look.cost),
         "epoch": status.epoch,
         "policy": status.policy.text,
         "needs": status.replicas_to_aggregate if status.policy.has_common_steps else 1,
@@ -71,24 +46,12 @@ def snapshot(look: Look) -> dict[str, Any]:
         "num_backups": _num_backups(status),
         "rollbacks": status.num_rollbacks,
         "last_rollback": status.last_rollback[:_MAX_TEXT],
-        "checkpoint": _checkpoint(status.checkpoint),
-        "data": None
-        if status.data is None
-        else {"name": status.data.name, "pass": status.data.epoch, "done": status.data.num_done, "ranges": status.data.num_ranges},
-        "workers": {"columns": WORKER_COLUMNS, "rows": [_worker(one, look) for one in participants]},
+        "checkpoint": _plain(status.checkpoint),
+        "data": _plain(status.data),
+        "workers": {"columns": (*_WORKER_COLUMNS,), "rows": [[get(one, look) for get in _WORKER_COLUMNS.values()] for one in participants]},
         "num_participants": len(status.participants),
-        "servers": [_server(one) for one in status.shards],
+        "servers": _plain(status.shards),
         "steps": {"columns": STEP_COLUMNS, "rows": [_step(entry, look) for entry in reversed(status.ledger)]},
-    }
-
-
-def _condition(one: Condition) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "level": one.level.name.lower(),
-        "line": one.line,
-        "advice": one.advice[:_MAX_TEXT],
-        "commands": [command[:_MAX_TEXT] for command in one.commands],
     }
 
 
@@ -110,63 +73,35 @@ def _num_backups(status: ClusterStatus) -> int:
     return max(0, status.total_num_replicas - status.replicas_to_aggregate)
 
 
-def _worker(one: ParticipantStatus, look: Look) -> list[Any]:
-    is_worker, num_steps = one.kind is ParticipantKind.WORKER, len(look.status.ledger)
-    share = look.num_last.get(one.index, 0) / num_steps if is_worker and num_steps else None
-    return [
-        one.kind.name.lower(),
-        one.index,
-        one.host,
-        one.pid,
-        one.state,
-        one.doing,
-        _number(look.contributions_per_s.get(one.index)) if is_worker else None,
-        _number(share),
-        one.num_accepted,
-        one.num_stale,
-        one.num_late,
-        _number(one.seen_ago_s),
-        one.failure[:_MAX_TEXT],
-        one.transport,
-        one.traffic.sent_bytes if one.traffic else None,
-        one.traffic.received_bytes if one.traffic else None,
-        _number(one.traffic.cpu_s) if one.traffic else None,
-    ]
+def _rate(one: ParticipantStatus, look: Look) -> float | None:
+    return look.contributions_per_s.get(one.index) if one.kind is ParticipantKind.WORKER else None
 
 
-def _server(one: ServerStatus) -> dict[str, Any]:
-    report = one.report
-    return {
-        "index": one.index,
-        "address": one.address,
-        "is_reachable": one.is_reachable,
-        "step": one.step,
-        "variables_bytes": report.variables_bytes if report else None,
-        "slots_bytes": report.slots_bytes if report else None,
-        "other_bytes": max(0, report.allocated_bytes - report.variables_bytes - report.slots_bytes) if report else None,
-        "num_slices": one.num_slices,
-        "standby": one.standby,
-        "standby_missing": one.standby_missing[:_MAX_TEXT],
-        "allocated_bytes": report.allocated_bytes if report else None,
-        "apply_s": _number(report.last_apply_s) if report else None,
-        "staged": report.num_staged if report else None,
-        "pushes": report.num_pushes if report else None,
-        "nonfinite": report.num_nonfinite if report else None,
-        "rows": report.num_rows if report else None,
-        "keys": {name: getattr(report, f"num_{name}") for name in ("made", "evicted", "refused", "unadmitted")} if report else {},
-        "cpu_s": _number(report.cpu_s) if report else None,
-    }
+def _share_last(one: ParticipantStatus, look: Look) -> float | None:
+    """Returns in which part of the latest steps a worker was the last."""
+    num_steps = len(look.status.ledger)
+    return look.num_last.get(one.index, 0) / num_steps if one.kind is ParticipantKind.WORKER and num_steps else None
 
 
-def _cost(look: Look) -> dict[str, Any]:
-    cost = look.cost
-    return {
-        "is_of_last_hour": cost.is_of_last_hour,
-        "cpu_s": {role: _number(seconds) for role, seconds in cost.cpu_s.items()},
-        "sent_bytes": cost.sent_bytes,
-        "received_bytes": cost.received_bytes,
-        "is_shared": cost.is_shared,
-    }
+_WORKER_COLUMNS: Mapping[str, Callable[[ParticipantStatus, Look], Any]] = {
+    "kind": lambda one, look: one.kind.name.lower(),
+    "index": lambda one, look: one.index,
+    "host": lambda one, look: one.host,
+    "pid": lambda one, look: one.pid,
+    "state": lambda one, look: one.state,
+    "phase": lambda one, look: one.doing,
+    "per_s": lambda one, look: _number(_rate(one, look)),
+    "share_last": lambda one, look: _number(_share_last(one, look)),
+    "accepted": lambda one, look: one.num_accepted,
+    "stale": lambda one, look: one.num_stale,
+    "late": lambda one, look: one.num_late,
+    "seen_ago_s": lambda one, look: _number(one.seen_ago_s),
+    "failure": lambda one, look: one.failure[:_MAX_TEXT],
+    "transport": lambda one, look: one.transport,
+    "sent_bytes": lambda one, look: one.traffic and one.traffic.sent_bytes,
+    "received_bytes": lambda one, look: one.traffic and one.traffic.received_bytes,
+    "cpu_s": lambda one, look: one.traffic and _number(one.traffic.cpu_s),
+}
 
 
 def _step(entry: LedgerEntry, look: Look) -> list[Any]:
@@ -192,17 +127,19 @@ def _first(entry: LedgerEntry) -> int:
     return min(((at, push.worker) for at, push in arrivals), default=(0, entry.last_worker))[1]
 
 
-def _checkpoint(one: CheckpointStatus | None) -> dict[str, Any] | None:
-    if one is None:
-        return None
-    return {
-        "durability": one.durability,
-        "tag": one.tag,
-        "step": one.step,
-        "age_s": _number(one.age_s),
-        "saving": one.saving,
-        "failure": one.failure[:_MAX_TEXT],
-    }
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it: all fields of a dataclass by their names; no more text and digits than a page needs."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, str):
+        return value[:_MAX_TEXT]
+    return _number(value) if isinstance(value, float) else value
 
 
 def _number(value: float | None) -> float | None:

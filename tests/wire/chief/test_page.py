@@ -92,10 +92,12 @@ def test_a_reader_sees_what_became_of_the_keys_of_tables() -> None:
             keys = np.arange(first, first + 4)
             session.step({"ids": worker_client.IndexedSlices(keys, np.ones((4, 2), np.float32))})
         reader = Reader(chief.page_url)
-        wait_until(lambda: (reader.cluster()["servers"][0]["keys"] or {}).get("made", 0) > 4, what="the server has reported both steps")
-        (found,) = reader.cluster()["servers"]
-        assert found["rows"] == found["keys"]["made"] - found["keys"]["evicted"] <= 4
-        assert found["keys"]["unadmitted"] == 0
+        wait_until(
+            lambda: (reader.cluster()["servers"][0]["report"] or {}).get("num_made", 0) > 4, what="the server has reported both steps"
+        )
+        found = reader.cluster()["servers"][0]["report"]
+        assert found["num_rows"] == found["num_made"] - found["num_evicted"] <= 4
+        assert found["num_unadmitted"] == 0
 
 
 def set_learning_rate(chief: RunningChief, rate: float) -> None:
