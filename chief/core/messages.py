@@ -9,7 +9,6 @@ from typing import Any
 
 from ps_protocol.errors import PsError, ShuttingDown, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.merging import MEAN, MergeSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     AgreedModel,
@@ -22,10 +21,10 @@ from ps_protocol.roles.chief import (
     SettingsReply,
     TokenReply,
 )
-from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.request import Request
-from ps_protocol.roles.shard import Adoption, ShardReport, ShardSettings, ShardSpec, ShardStatus
+from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardReport, ShardSettings, ShardSpec, ShardStatus
 
 # -- events
 
@@ -298,40 +297,35 @@ class Refuse:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyStep:
-    """Have all shards apply a step. `contributors` are sorted. Its result: None, or what is `Lacking`; then it is not applied everywhere.
+    """Have all shards apply a step. Its result: None, or what is `Lacking`; then it is not applied everywhere.
 
-    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`,
-    `attached` and `merge`: see ApplyRequest. `shares`: of each shard, or empty: all 1. `without` has the contributors that each shard does
-    not have, or is empty: all have all.
+    `request`: what all of them are asked. `scales`, `shares` and `without`: those of each shard; empty: as in the request.
     """
 
-    fence: Fence
-    step: int
-    contributors: tuple[PushId, ...]
-    weights: tuple[float, ...] = ()
+    request: ApplyRequest
     scales: tuple[tuple[float, ...], ...] = ()
-    discards: tuple[PushId, ...] = ()
-    ranges: tuple[int, ...] = ()
-    without: tuple[tuple[PushId, ...], ...] = ()
-    attached: StepAttachments = NO_STEP_ATTACHMENTS
-    merge: MergeSpec = MEAN
     shares: tuple[tuple[float, ...], ...] = ()
+    without: tuple[tuple[PushId, ...], ...] = ()
+
+    @property
+    def fence(self) -> Fence:
+        """Of the chief that has it applied."""
+        return self.request.fence
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareStep:
     """Have all shards say how large the mean of a step is. Its result: the sums of squares of each shard's slices, or what is `Lacking`.
 
-    `without`, `merge` and `shares`: see ApplyStep. Without shares, of a merge by norms: the sums of each contribution; see PrepareRequest.
+    Without shares, of a merge by norms: the sums of each contribution; see PrepareRequest.
     """
 
-    fence: Fence
-    step: int
-    contributors: tuple[PushId, ...]
-    weights: tuple[float, ...] = ()
-    without: tuple[tuple[PushId, ...], ...] = ()
-    merge: MergeSpec = MEAN
-    shares: tuple[tuple[float, ...], ...] = ()
+    of: ApplyStep
+
+    @property
+    def fence(self) -> Fence:
+        """Of the chief that prepares it."""
+        return self.of.fence
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
+from typing import Any
 
-from chief.core.messages import ApplyStep, PrepareStep, RestoreShards
+from chief.core.messages import ApplyStep, RestoreShards
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import ChiefRecord
-from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
@@ -16,25 +16,12 @@ from ps_protocol.wire.codec import unpack_record
 log = logging.getLogger("lockstep.chief")
 
 
-def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
+def step_requests(step: ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
     """Returns each shard's request for a step: the same for all, except the scales of its own slices and the contributions it lacks."""
-    to_apply = step if isinstance(step, ApplyStep) else None
-    return tuple(
-        ApplyRequest(
-            fence=step.fence,
-            step=step.step,
-            contributors=step.contributors,
-            weights=step.weights,
-            merge=step.merge,
-            shares=step.shares[index] if step.shares else (),
-            scales=to_apply.scales[index] if to_apply is not None and to_apply.scales else (),
-            discards=to_apply.discards if to_apply is not None else (),
-            ranges=to_apply.ranges if to_apply is not None else (),
-            without=step.without[index] if step.without else (),
-            attached=to_apply.attached if to_apply is not None else NO_STEP_ATTACHMENTS,
-        )
-        for index in range(num_shards)
-    )
+    if not (step.scales or step.shares or step.without):
+        return (step.request,) * num_shards
+    each: dict[str, Any] = {"scales": step.scales, "shares": step.shares, "without": step.without}
+    return tuple(replace(step.request, **{name: of_all[index] for name, of_all in each.items() if of_all}) for index in range(num_shards))
 
 
 def restore_requests(work: RestoreShards) -> tuple[RestoreRequest, ...]:

@@ -143,9 +143,9 @@ class ShardWork:
     async def _prepare(self, step: ev.PrepareStep) -> tuple[tuple[float, ...], ...] | ev.Lacking:
         """Asks all shards, at once, how large the mean of a step is."""
         links = self._calls.links
-        requests = step_requests(step, num_shards=len(links))
+        requests = step_requests(step.of, num_shards=len(links))
         sums = await self._have_step(
-            "to prepare", step, lambda index: links[index].call(PrepareRequest(of=requests[index]), timeout_s=_APPLY_TIMEOUT_S)
+            "to prepare", step.of, lambda index: links[index].call(PrepareRequest(of=requests[index]), timeout_s=_APPLY_TIMEOUT_S)
         )
         return sums if isinstance(sums, ev.Lacking) else tuple(sums)
 
@@ -167,13 +167,14 @@ class ShardWork:
         """Reports that all shards have applied a step, and notes it in the history, if there is one. Thread-safe."""
         failpoint("chief.apply.after")
         if self._history is not None:
-            self._history.write(Counted(epoch=step.fence.epoch, step=step.step, contributors=tuple(step.contributors)))
+            request = step.request
+            self._history.write(Counted(epoch=request.fence.epoch, step=request.step, contributors=request.contributors))
         self._calls.report(ev.Done(work=step))
 
     async def _have_step(
         self,
         what: str,
-        step: ev.ApplyStep | ev.PrepareStep,
+        step: ev.ApplyStep,
         call: Callable[[int], Coroutine[Any, Any, Result]],
         *,
         is_again: bool = False,
@@ -191,7 +192,7 @@ class ShardWork:
                 missing.extend((index, push_id) for push_id in named)
                 return None
 
-        answers = await self._at_all(f"{what} step {step.step}", attempt, is_again=is_again)
+        answers = await self._at_all(f"{what} step {step.request.step}", attempt, is_again=is_again)
         if missing:
             return ev.Lacking(missing=tuple(sorted(missing)))
         return [answer for answer in answers if answer is not None]

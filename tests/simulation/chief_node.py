@@ -248,8 +248,9 @@ class ChiefNode:
             if not (self._is_asked_to_finish or is_at_end):
                 raise BrokenPromise("E: a training is finished that nobody finished")
 
-    def _check_that_it_goes_on(self, work: messages.PrepareStep | messages.ApplyStep) -> None:
+    def _check_that_it_goes_on(self, told: messages.PrepareStep | messages.ApplyStep) -> None:
         """A finished training takes no further step, but those that were promised before."""
+        work = (told.of if isinstance(told, messages.PrepareStep) else told).request
         if self._max_steps is not None and work.step >= self._max_steps:
             raise BrokenPromise(f"F: step {work.step} is begun, and the last is {self._max_steps - 1}")
         if self._given_in_time is not None and work.step > self._begun_step:

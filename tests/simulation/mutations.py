@@ -308,7 +308,7 @@ def _forgets_how_to_merge(patch: pytest.MonkeyPatch) -> None:
     real = Training._have
 
     def have(self: Training, told: Any) -> None:
-        real(self, replace(told, merge=MEAN) if isinstance(told, ApplyStep) else told)
+        real(self, replace(told, request=replace(told.request, merge=MEAN)) if isinstance(told, ApplyStep) else told)
 
     patch.setattr(Training, "_have", have)
 

@@ -30,7 +30,6 @@ from chief.policies.base import Grant, Policy, Verdict
 from chief.policies.factory import new_policy
 from ps_protocol.errors import ContributionMissing, InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.merging import MergeSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales, shares
 from ps_protocol.roles.checkpoint import Checkpoint, ChosenPush
@@ -95,16 +94,13 @@ class _TokenAsk:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A step that is being applied. `redo`: as it was applied by some shards for an earlier chief.
+    """A step that is being applied, as all shards are asked for it. `is_redo`: some shards have applied it for an earlier chief.
 
     `norms`: what the mean of a variable is scaled to; see `shares` of `model.spec`.
     """
 
-    step: int
-    contributors: tuple[PushId, ...]
-    weights: tuple[float, ...]
-    merge: MergeSpec
-    redo: ApplyRequest | None = None
+    request: ApplyRequest
+    is_redo: bool = False
     norms: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -630,8 +626,9 @@ class Training:
         # A finished training takes no further step; under the other policies it owes those that it has accepted.
         may_step = self._model.is_ready and not (policy.spec.has_common_steps and self._ending.is_finished)
         if self.is_idle and may_step and policy.is_complete:
-            step = _Step(step=policy.step, contributors=policy.contributors, weights=policy.weights, merge=policy.spec.merge)
-            self._begin_step(step, policy.last_worker, now)
+            contributors, weights = policy.contributors, policy.weights
+            request = ApplyRequest(fence=self.fence, step=policy.step, contributors=contributors, weights=weights, merge=policy.spec.merge)
+            self._begin_step(_Step(request=request), policy.last_worker, now)
         if not policy.is_in_grace:
             self._grace_timer.clear()
         elif self._grace_timer.due is None:
@@ -643,9 +640,9 @@ class Training:
 
     def redo(self, request: ApplyRequest, now: float) -> None:
         """Has all shards apply a step that some have applied already, with the same contributions."""
-        step = _Step(step=request.step, contributors=request.contributors, weights=request.weights, merge=request.merge, redo=request)
+        request = replace(request, fence=self.fence, scales=(), shares=(), without=(), discards=(), wants_checksums=False)
         self._ledger.roll_back(request.step, now=now)
-        self._begin_step(step, request.contributors[-1].worker if request.contributors else 0, now)
+        self._begin_step(_Step(request=request, is_redo=True), request.contributors[-1].worker if request.contributors else 0, now)
 
     def _awaits(self, event: Done | Failed) -> bool:
         """Whether the event is about what all shards are at; if not, it is too late to matter."""
@@ -657,27 +654,27 @@ class Training:
         if not self._awaits(event) or not isinstance(told, PrepareStep) or step is None:
             return
         if isinstance(event.result, Lacking):
-            self._do_without(told, event.result.missing, now)
+            self._do_without(told.of, event.result.missing, now)
             return
         layouts, model = self._model.layouts, self._model.model
-        is_of_each = told.merge.needs_norms and not told.shares
+        request, wanted = step.request, told.of
+        is_of_each = request.merge.needs_norms and not wanted.shares
         for index, (sums, layout) in enumerate(zip(event.result, layouts, strict=True)):
-            num_slices = (len(layout.slices) + len(layout.tables)) * (len(told.contributors) if is_of_each else 1)
+            num_slices = (len(layout.slices) + len(layout.tables)) * (len(request.contributors) if is_of_each else 1)
             if len(sums) != num_slices:
                 self._ending.fail(f"{self._servers[index].name}: reported {len(sums)} sums of squares of {num_slices} slices")
                 return
         assert model is not None
         if is_of_each:
-            weights = told.weights or (1.0,) * len(told.contributors)
-            factors, norms = shares(told.merge, layouts=layouts, sums=event.result, weights=weights)
-            self._step, told = replace(step, norms=norms), replace(told, shares=factors)
+            weights = request.weights or (1.0,) * len(request.contributors)
+            factors, norms = shares(request.merge, layouts=layouts, sums=event.result, weights=weights)
+            self._step, wanted = replace(step, norms=norms), replace(wanted, shares=factors)
             if norms or model.clip.needs_norms:
-                self._have(told)
+                self._have(PrepareStep(of=wanted))
             else:
-                self._apply((), without=told.without, shares=factors)
+                self._apply(wanted)
             return
-        factors = scales(model.clip, layouts=layouts, sums=event.result, norms=step.norms)
-        self._apply(factors, without=told.without, shares=told.shares)
+        self._apply(replace(wanted, scales=scales(model.clip, layouts=layouts, sums=event.result, norms=step.norms)))
 
     def refused(self, event: Failed) -> None:
         """A shard refuses what all are told to do: it is not what it should be."""
@@ -692,21 +689,22 @@ class Training:
         if event.result is not None:
             self._do_without(told, event.result.missing, now)
             return
-        if step.redo is not None:
+        request = step.request
+        if step.is_redo:
             self._told = self._step = None
-            self._members.remember(self.applied_pushes(extra=step.contributors))
+            self._members.remember(self.applied_pushes(extra=request.contributors))
             self._ledger.close_step(now=now)
-            self.policy = self._new_policy(step=step.step + 1, is_start=False)
+            self.policy = self._new_policy(step=request.step + 1, is_start=False)
             self._turned_away.clear()
             self._lower_quorum()
             self._recovery.repeated(now)
             return
         is_held = (self._checkpoints.holds_steps or self._holds_for_replicas) and not self._ending.is_finished
         is_of_interest = self._data.has_counted or is_held or self.answers.is_of_interest()
-        contributors = step.contributors if is_of_interest else ()
+        contributors = request.contributors if is_of_interest else ()
         if self._data.has_counted:
             self.answers.finished_ranges(self._data.applied(contributors))
-        self._attachments.applied(step.contributors)
+        self._attachments.applied(request.contributors)
         self.answers.applied(contributors, is_held=is_held)
         if is_held:
             self._told = None
@@ -717,64 +715,54 @@ class Training:
             self._answer_about_ranges(now)
 
     def _begin_step(self, step: _Step, last_worker: int, now: float) -> None:
-        model = self._model.model
+        model, request = self._model.model, step.request
         self._step = step
-        self._ledger.complete_step(step.contributors, weights=step.weights, last_worker=last_worker, now=now)
-        if not step.merge.needs_norms and (model is None or not model.clip.needs_norms):
-            self._apply(())
-            return
-        self._have(PrepareStep(fence=self.fence, step=step.step, contributors=step.contributors, weights=step.weights, merge=step.merge))
+        self._ledger.complete_step(request.contributors, weights=request.weights, last_worker=last_worker, now=now)
+        wanted = ApplyStep(request=request)
+        if not request.merge.needs_norms and (model is None or not model.clip.needs_norms):
+            self._apply(wanted)
+        else:
+            self._have(PrepareStep(of=wanted))
 
     def _have(self, told: PrepareStep | ApplyStep | BringReplicasBack) -> None:
         self._told = told
         self._out.add(told)
 
-    def _apply(
-        self,
-        factors: tuple[tuple[float, ...], ...],
-        *,
-        without: tuple[tuple[PushId, ...], ...] = (),
-        shares: tuple[tuple[float, ...], ...] = (),
-    ) -> None:
-        step = self._step
-        assert step is not None
-        self._have(
-            ApplyStep(
-                fence=self.fence,
-                step=step.step,
-                contributors=step.contributors,
-                weights=step.weights,
-                merge=step.merge,
-                shares=shares,
-                scales=factors,
-                discards=self._take_discards() if step.redo is None else (),
-                ranges=self.answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
-                without=without,
-                attached=self._attachments.of_step(step.contributors) if step.redo is None else step.redo.attached,
-            )
-        )
+    def _apply(self, wanted: ApplyStep) -> None:
+        """Has a step applied; but one that is repeated, with all that is known by now to be done with it."""
+        assert self._step is not None
+        if not self._step.is_redo:
+            wanted = replace(wanted, request=self._completed(wanted.request, discards=self._take_discards()))
+        self._have(wanted)
 
-    def _do_without(self, told: PrepareStep | ApplyStep, missing: Sequence[tuple[int, PushId]], now: float) -> None:
+    def _completed(self, request: ApplyRequest, *, discards: tuple[PushId, ...]) -> ApplyRequest:
+        """Returns a step's request with what its contributors bring besides gradients."""
+        made_of = request.contributors
+        ranges, attached = self.answers.ranges_of_step(made_of), self._attachments.of_step(made_of)
+        return replace(request, ranges=ranges, attached=attached, discards=discards)
+
+    def _do_without(self, wanted: ApplyStep, missing: Sequence[tuple[int, PushId]], now: float) -> None:
         """Has the step applied without contributions that shards lack, and expels their workers.
 
         So it makes no difference which shards have applied the step already. A contribution that no shard has does not count.
         """
         step = self._step
         assert step is not None
-        known = [set(of_shard) for of_shard in told.without] or [set() for _ in range(len(self._servers))]
+        known = [set(of_shard) for of_shard in wanted.without] or [set() for _ in range(len(self._servers))]
         without = [of_shard | {push_id for index, push_id in missing if index == shard} for shard, of_shard in enumerate(known)]
-        if without == known or not set().union(*without) <= {*step.contributors}:
-            self._ending.fail(f"step {step.step}: parameter servers lack other contributions than those that it is made of")
+        if without == known or not set().union(*without) <= {*step.request.contributors}:
+            self._ending.fail(f"step {step.request.step}: parameter servers lack other contributions than those that it is made of")
             return
-        told = replace(told, without=tuple(tuple(sorted(of_shard)) for of_shard in without))
-        nowhere = set[PushId].intersection(*without) if step.redo is None else ()
-        if sum(self._data.uncount(push_id) for push_id in nowhere):
-            if isinstance(told, ApplyStep):
-                told = replace(told, ranges=self.answers.ranges_of_step(step.contributors))
+        wanted = replace(wanted, without=tuple(tuple(sorted(of_shard)) for of_shard in without))
+        nowhere = set[PushId].intersection(*without) if not step.is_redo else ()
+        num_ranges = sum(self._data.uncount(push_id) for push_id in nowhere)
+        num_attached = sum(self._attachments.uncount(push_id) for push_id in nowhere)
+        is_prepared = isinstance(self._told, ApplyStep)
+        if is_prepared and (num_ranges or num_attached):
+            wanted = replace(wanted, request=self._completed(wanted.request, discards=wanted.request.discards))
+        if num_ranges:
             self._answer_about_ranges(now)
-        if sum(self._attachments.uncount(push_id) for push_id in nowhere) and isinstance(told, ApplyStep):
-            told = replace(told, attached=self._attachments.of_step(step.contributors))
-        self._have(told)
+        self._have(wanted if is_prepared else PrepareStep(of=wanted))
         for push_id in sorted({push_id for _, push_id in missing}):
             self._expel(push_id, [self._servers[shard].name for shard, one in missing if one == push_id], now)
         self._ending.lost_somebody(now)

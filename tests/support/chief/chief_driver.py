@@ -275,7 +275,7 @@ class Driver:
 
     def apply_at(self, *shards: int) -> None:
         """Has only these shards apply the step that is to be applied; the chief does not hear of it."""
-        order = self.to_apply[0]
+        order = self.to_apply[0].request
         for index in shards:
             shard = self.shards[index]
             if shard.step != order.step:
@@ -283,15 +283,7 @@ class Driver:
                 assert (shard.step, shard.last_apply.contributors) == (order.step + 1, order.contributors), "not what was applied before"
                 continue
             shard.applied[order.step] = order.contributors
-            shard.last_apply = ApplyRequest(
-                fence=replace(order.fence, chief_incarnation=shard.chief),
-                step=order.step,
-                contributors=order.contributors,
-                weights=order.weights,
-                discards=order.discards,
-                ranges=order.ranges,
-                attached=order.attached,
-            )
+            shard.last_apply = replace(order, fence=replace(order.fence, chief_incarnation=shard.chief))
             shard.step = order.step + 1
 
     # -- what else the chief wants

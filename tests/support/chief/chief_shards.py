@@ -15,12 +15,12 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.chief import DEFAULT_POLICY
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import ShardSettings, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, ShardSettings, ShardSpec
 from tests.support.chief.chief_runner import FakeLink
 from tests.support.chief.eras import fence
 from tests.support.sessions import skipping_loop
 
-APPLY = messages.ApplyStep(fence=fence(1, 5), step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
+APPLY = messages.ApplyStep(request=ApplyRequest(fence=fence(1, 5), step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),)))
 COPY = messages.CopyStep(fence=fence(1, 5), step=3, tag="step-000000003")
 WRITE = messages.WriteStep(fence=COPY.fence, step=COPY.step, tag=COPY.tag)
 RECORD = ChiefRecord(model=None, policy=DEFAULT_POLICY, num_rollbacks=4)

@@ -31,7 +31,7 @@ def test_an_accepted_contribution_is_in_the_step_though_others_are_quicker_at_th
     for worker in workers[:2]:
         driver.come_back(worker)
     assert [worker.push() for worker in workers[:2]] == [ACCEPTED, PushOutcome.STALE]
-    assert first in driver.applied[-1].contributors
+    assert first in driver.applied[-1].request.contributors
     driver.come_back(workers[2])
     again = workers[2].commit(0, push_id=first)
     assert (again.outcome, again.first_outcome, again.applied_step) == (DUPLICATE, ACCEPTED, 0)
@@ -130,7 +130,7 @@ def test_contributions_that_are_steps_by_themselves_are_accepted_when_they_are_a
     assert [call in driver.answers for call in calls] == [True, False]
     driver.new_chief()
     driver.come_back(workers[0])
-    assert workers[0].commit(0, push_id=driver.applied[-1].contributors[0]).first_outcome is ACCEPTED
+    assert workers[0].commit(0, push_id=driver.applied[-1].request.contributors[0]).first_outcome is ACCEPTED
 
 
 def test_a_fifo_token_waits_for_the_record_of_the_contribution_that_it_reports() -> None:
@@ -170,7 +170,7 @@ def test_a_step_that_had_all_it_needs_when_the_chief_died_is_applied_by_the_next
         worker.commit(push_id=push)
     driver.new_chief(replicas_to_aggregate=2)
     assert driver.step == 1
-    assert driver.applied[-1].contributors == tuple(pushes[:2])
+    assert driver.applied[-1].request.contributors == tuple(pushes[:2])
 
 
 def test_where_the_chief_cannot_die_alone_nothing_waits() -> None:

@@ -285,7 +285,7 @@ def test_without_a_place_for_checkpoints_nothing_is_ever_saved() -> None:
     for _ in range(3):
         step(driver, worker)
     assert not driver.orders
-    assert driver.applied[0].contributors == (PushId(worker=0, incarnation=1, sequence=1),)
+    assert driver.applied[0].request.contributors == (PushId(worker=0, incarnation=1, sequence=1),)
     assert worker.push() is PushOutcome.ACCEPTED
 
 

@@ -110,7 +110,7 @@ def test_a_commit_completes_the_step_with_sorted_contributors() -> None:
     assert second.commit() == CommitResult(outcome=ACCEPTED, global_step=0, applied_step=0)
     assert first.commit().outcome is ACCEPTED
     (applied,) = driver.applied
-    assert (applied.fence.epoch, applied.step, [push.worker for push in applied.contributors]) == (1, 0, [0, 1])
+    assert (applied.fence.epoch, applied.request.step, [push.worker for push in applied.request.contributors]) == (1, 0, [0, 1])
     assert driver.step == 1
 
 

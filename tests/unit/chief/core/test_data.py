@@ -188,7 +188,7 @@ def test_the_last_steps_are_made_by_those_that_still_have_data() -> None:
         assert leased(driver, second, 2).result in (WAIT, EXHAUSTED)
         assert first.has_token(call)
     assert leased(driver, second, 3).result is EXHAUSTED
-    assert len(driver.applied[-1].contributors) == 1
+    assert len(driver.applied[-1].request.contributors) == 1
 
 
 def test_going_back_to_a_checkpoint_goes_back_in_the_data_too() -> None:
@@ -372,7 +372,7 @@ def test_many_ranges_are_put_into_a_record_and_no_longer_travel_with_each_step()
     sent = []
     for number in range(12):
         used |= step(driver, workers, request_id=number + 1, data=data, number=_MAX_UNKEPT // 10)
-        sent.append(len(driver.applied[-1].ranges))
+        sent.append(len(driver.applied[-1].request.ranges))
     assert max(sent) <= 1.4 * _MAX_UNKEPT
     assert sent[-2] < max(sent)
     driver.new_chief()

@@ -48,7 +48,7 @@ def test_a_shard_that_lacks_a_contribution_applies_the_step_without_it_and_the_o
     scene.lack(1)
     (told,) = scene.driver.to_apply
     assert told.without == ((), (scene.forged,))
-    assert len(told.contributors) == 2
+    assert len(told.request.contributors) == 2
     scene.driver.apply()
     assert scene.honest.has_token(honest)
     assert scene.driver.coordinator.cluster.state is ClusterState.TRAINING
@@ -106,10 +106,10 @@ def test_a_step_with_a_limited_norm_is_prepared_again_without_the_missing_contri
     scene = Scene(model=dataclasses.replace(MODEL, clip=ClipSpec(global_norm=1.0)))
     scene.step()
     (prepared,) = scene.driver.to_prepare
-    assert not prepared.without
+    assert not prepared.of.without
     scene.lack(1)
     (prepared,) = scene.driver.to_prepare
-    assert prepared.without == ((), (scene.forged,))
+    assert prepared.of.without == ((), (scene.forged,))
     sums = tuple((1.0,) * len(layout.slices) for layout in scene.driver.coordinator.cluster.model.layouts)
     scene.driver.sums = sums
     scene.driver.prepare()
@@ -178,6 +178,6 @@ def test_under_async_a_missing_contribution_leaves_the_numbers_of_steps_unchange
     result = scene.honest.commit()
     scene.lack(0, 1)
     scene.driver.apply()
-    assert (result.applied_step, scene.driver.to_apply[0].step) == (1, 1)
+    assert (result.applied_step, scene.driver.to_apply[0].request.step) == (1, 1)
     scene.driver.apply()
     assert scene.driver.step == 2

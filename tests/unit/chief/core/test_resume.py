@@ -74,12 +74,12 @@ def test_a_step_that_one_shard_has_applied_is_repeated_with_the_same_contributio
     driver.applies_at_once = False
     for worker in workers:
         worker.send_commit()
-    made_of = driver.to_apply[0].contributors
+    made_of = driver.to_apply[0].request.contributors
     driver.apply_at(ahead)
     driver.new_chief()
     assert driver.coordinator.cluster.state is ClusterState.RECOVERING
     assert "Step 3 is repeated with its 2 contributions" in driver.coordinator.cluster.explain(driver.now)
-    assert (driver.to_apply[0].step, driver.to_apply[0].contributors) == (3, made_of)
+    assert (driver.to_apply[0].request.step, driver.to_apply[0].request.contributors) == (3, made_of)
     driver.apply()
     assert (driver.step, [shard.step for shard in driver.shards], driver.coordinator.cluster.state) == (4, [4, 4], ClusterState.TRAINING)
     for worker in workers:
@@ -104,7 +104,7 @@ def test_a_step_that_no_shard_had_applied_is_completed_by_repeated_commits() -> 
             assert driver.answers[call].first_outcome is ACCEPTED, "it was told so"
     driver.apply()
     assert driver.step == 4
-    assert driver.applied[-1].contributors == tuple(pushes)
+    assert driver.applied[-1].request.contributors == tuple(pushes)
 
 
 def test_a_repeated_step_with_a_limit_on_the_norm_is_measured_again() -> None:

@@ -84,7 +84,7 @@ def test_a_step_that_becomes_complete_meanwhile_is_applied_after_the_change() ->
     assert second.push() is ACCEPTED
     assert not driver.to_apply
     driver.configure()
-    assert [len(step.contributors) for step in driver.to_apply] == [2]
+    assert [len(step.request.contributors) for step in driver.to_apply] == [2]
 
 
 def test_a_change_holds_although_no_server_keeps_the_record_of_it() -> None:
@@ -127,7 +127,7 @@ def test_contributions_counted_under_sync_make_a_last_step_together_before_async
     workers = driver.train(0, 1, 2)
     calls = [worker.ask(commit=worker.next_commit()) for worker in workers[:2]]
     driver.set_policy(ASYNC)
-    assert [len(step.contributors) for step in driver.applied] == [2]
+    assert [len(step.request.contributors) for step in driver.applied] == [2]
     commits = [worker.answer(call).commit for worker, call in zip(workers[:2], calls, strict=True)]
     assert [(one.outcome, one.applied_step) for one in commits if one] == [(ACCEPTED, 0)] * 2, "as they were promised"
     assert workers[2].commit(0).outcome is STALE, "the shards have dropped it with the step"
@@ -243,7 +243,7 @@ def test_another_number_of_contributions_completes_the_step_that_has_so_many() -
     first.push()
     second.push()
     driver.set_policy(PolicySpec(replicas_to_aggregate=2))
-    assert [len(step.contributors) for step in driver.applied] == [2]
+    assert [len(step.request.contributors) for step in driver.applied] == [2]
     status = driver.coordinator.status(driver.now)
     assert (status.replicas_to_aggregate, status.total_num_replicas) == (2, 3)
 

@@ -64,7 +64,7 @@ def test_a_replacement_of_a_worker_that_had_contributed_waits_for_the_next_step(
     call = replacement.ask()
     slow.push()
     assert replacement.has_token(call)
-    assert driver.applied[0].contributors == tuple(PushId(worker=worker, incarnation=1, sequence=1) for worker in (0, 1)), (
+    assert driver.applied[0].request.contributors == tuple(PushId(worker=worker, incarnation=1, sequence=1) for worker in (0, 1)), (
         "what the dead one gave stays counted"
     )
 
@@ -77,7 +77,7 @@ def test_one_worker_makes_three_minibatches_a_step() -> None:
         assert worker.has_token(worker.ask())
         assert worker.local_step == (number + 1) // 3
     assert driver.step == 4
-    assert [len(step.contributors) for step in driver.applied] == [3] * 4
+    assert [len(step.request.contributors) for step in driver.applied] == [3] * 4
 
 
 def test_two_workers_share_the_third_minibatch_of_each_step() -> None:

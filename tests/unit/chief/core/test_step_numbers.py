@@ -57,7 +57,7 @@ def test_a_shard_that_lacks_a_contribution_uses_the_numbers_of_the_next_one() ->
     (step,) = driver.to_apply
     told = step_requests(replace(step, without=((), (lost,))), num_shards=2)
     assert [request.hyperparameters for request in told] == [rate(0.5), rate(0.25)]
-    nothing_here = step_requests(replace(step, without=((), step.contributors)), num_shards=2)
+    nothing_here = step_requests(replace(step, without=((), step.request.contributors)), num_shards=2)
     assert nothing_here[1].hyperparameters == ()
 
 
@@ -91,7 +91,7 @@ def test_a_new_chief_uses_the_hyper_parameters_of_a_contribution_that_was_accept
     driver.new_chief()
     driver.come_back(workers[1])
     workers[1].send_commit()
-    assert driver.to_apply[0].contributors[0] == first, "though worker 0 has not come back"
+    assert driver.to_apply[0].request.contributors[0] == first, "though worker 0 has not come back"
     assert used(driver.to_apply[0]) == rate(0.25)
 
 

@@ -107,7 +107,7 @@ def test_a_new_chief_has_the_states_of_a_step_that_the_shards_have_applied(shard
     driver.apply_at(*shards)
     driver.new_chief()
     if len(shards) == 1:
-        assert driver.to_apply[0].attached.user_states == (UserState(worker=0, json="a2"), UserState(worker=1, json="b1"))
+        assert driver.to_apply[0].request.attached.user_states == (UserState(worker=0, json="a2"), UserState(worker=1, json="b1"))
         driver.apply()
     for worker, state in zip(workers, ("a2", "b1"), strict=True):
         driver.come_back(worker)
@@ -137,7 +137,7 @@ def test_a_new_chief_has_the_state_of_a_contribution_that_was_promised() -> None
     assert state_of(driver, Worker(driver, 0, takeover=True)) == "a0"
     driver.come_back(workers[1])
     workers[1].send_commit()
-    assert driver.to_apply[0].attached.user_states == (UserState(worker=0, json="a0"),)
+    assert driver.to_apply[0].request.attached.user_states == (UserState(worker=0, json="a0"),)
 
 
 def test_a_state_travels_with_steps_until_a_record_has_it() -> None:
@@ -147,7 +147,7 @@ def test_a_state_travels_with_steps_until_a_record_has_it() -> None:
     step(driver, [worker], state)
     for _ in range(4):
         step(driver, [worker], "")
-    assert [len(one.attached.user_states) for one in driver.applied] == [1, 1, 1, 0, 0]
+    assert [len(one.request.attached.user_states) for one in driver.applied] == [1, 1, 1, 0, 0]
     record = driver.shards[0].record
     assert record is not None
     assert record.attached.user_states == (UserState(worker=0, json=state),)
@@ -162,7 +162,7 @@ def test_without_user_states_steps_carry_none_and_no_record_is_kept() -> None:
     num_records = driver.shards[0].record_version
     for _ in range(3):
         step(driver, [worker], "")
-    assert all(one.attached.user_states == () for one in driver.applied)
+    assert all(one.request.attached.user_states == () for one in driver.applied)
     assert driver.shards[0].record_version == num_records
 
 
@@ -174,9 +174,9 @@ def test_a_contribution_that_no_shard_has_brings_no_state() -> None:
     forged = workers[1].next_commit(user_state="b0")
     workers[1].ask(commit=forged)
     told = driver.to_apply.pop()
-    assert len(told.attached.user_states) == 2
+    assert len(told.request.attached.user_states) == 2
     driver.done(told, ev.Lacking(missing=((0, forged.push_id), (1, forged.push_id))))
-    assert driver.to_apply[-1].attached.user_states == (UserState(worker=0, json="a0"),)
+    assert driver.to_apply[-1].request.attached.user_states == (UserState(worker=0, json="a0"),)
 
 
 def test_applied_on_arrival_the_answer_waits_until_another_chief_would_know_the_state() -> None:

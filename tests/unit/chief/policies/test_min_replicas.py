@@ -71,7 +71,7 @@ def test_contributions_of_a_lost_worker_count_besides_those_of_the_living() -> N
     assert driver.step == 0, "the second lives and is not done"
     assert second.push() is ACCEPTED
     assert driver.step == 1
-    assert len(driver.applied[0].contributors) == 3
+    assert len(driver.applied[0].request.contributors) == 3
 
 
 def test_the_status_has_the_wanted_number_and_the_minimum() -> None:

@@ -43,7 +43,7 @@ def test_contributions_are_applied_one_by_one_in_order_of_their_commit() -> None
     assert [(result.outcome, result.applied_step, result.staleness) for result in results] == [(ACCEPTED, n, n) for n in range(3)]
     while driver.to_apply:
         driver.apply()
-    assert [(step.step, step.contributors) for step in driver.applied] == [(n, (push,)) for n, push in enumerate(pushes)]
+    assert [(step.request.step, step.request.contributors) for step in driver.applied] == [(n, (push,)) for n, push in enumerate(pushes)]
     assert driver.step == 3
     status = driver.coordinator.status(driver.now, max_ledger_entries=3)
     assert [entry.contributors for entry in status.ledger] == [(push,) for push in reversed(pushes)]
@@ -92,7 +92,7 @@ def test_a_contribution_too_stale_by_its_turn_is_dropped_at_the_chief_and_at_the
     assert slow.has_token(slow.ask()), "and it continues"
     slow.local_step = driver.step
     assert slow.push() is ACCEPTED
-    assert [step.discards for step in driver.applied] == [()] * (max_staleness + 1) + [(push,)]
+    assert [step.request.discards for step in driver.applied] == [()] * (max_staleness + 1) + [(push,)]
     assert driver.coordinator.status(driver.now).max_observed_staleness == 0
 
 
@@ -105,7 +105,7 @@ def test_a_contribution_that_is_too_stale_may_get_a_lower_weight_instead() -> No
     push = slow.next_push()
     result = slow.commit(0, push_id=push)
     assert (result.outcome, result.applied_step, result.staleness, result.factor) == (ACCEPTED, 4, 4, 0.25)
-    assert [step.weights for step in driver.applied] == [()] * 4 + [(0.25,)]
+    assert [step.request.weights for step in driver.applied] == [()] * 4 + [(0.25,)]
     again = slow.commit(0, push_id=push)
     assert (again.outcome, again.first_outcome, again.applied_step, again.staleness, again.factor) == (DUPLICATE, ACCEPTED, 4, 4, 0.25)
 
@@ -119,12 +119,12 @@ def test_the_contributions_of_a_dead_worker_are_applied_before_its_incarnation_i
     dead.leave(failure="boom")
     for _ in range(2):
         driver.apply()
-    assert [step.discards for step in driver.applied] == [(), ()]
-    assert driver.applied[1].contributors == (push,)
+    assert [step.request.discards for step in driver.applied] == [(), ()]
+    assert driver.applied[1].request.contributors == (push,)
     first.local_step = 2
     first.push()
     driver.apply()
-    assert driver.applied[2].discards == (PushId(worker=1, incarnation=1, sequence=0),)
+    assert driver.applied[2].request.discards == (PushId(worker=1, incarnation=1, sequence=0),)
 
 
 def test_a_restarted_worker_does_not_wait_for_contributions_of_its_former_incarnation() -> None:

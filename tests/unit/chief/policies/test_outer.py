@@ -39,7 +39,7 @@ def test_a_step_that_has_enough_waits_for_the_others_until_its_grace_is_over() -
     assert "has enough contributions, and is applied without these after 5 s of grace" in driver.coordinator.cluster.explain(driver.now)
     driver.pass_time(0.2)
     assert driver.step == 1
-    assert workers_of(driver.applied[0].contributors) == [0, 1]
+    assert workers_of(driver.applied[0].request.contributors) == [0, 1]
 
 
 def test_a_step_that_all_live_workers_have_given_to_waits_no_longer() -> None:
@@ -48,7 +48,7 @@ def test_a_step_that_all_live_workers_have_given_to_waits_no_longer() -> None:
     for worker in (first, second, third):
         worker.push()
     assert driver.step == 1
-    assert workers_of(driver.applied[0].contributors) == [0, 1, 2]
+    assert workers_of(driver.applied[0].request.contributors) == [0, 1, 2]
 
 
 def test_a_step_does_not_wait_for_a_worker_that_leaves() -> None:
@@ -116,7 +116,7 @@ def test_a_late_contribution_is_a_part_of_the_next_step_and_its_worker_goes_on_a
     assert (driver.step, slow.local_step) == (1, 1)
     first.push()
     assert driver.step == 2
-    assert workers_of(driver.applied[1].contributors) == [0, 2]
+    assert workers_of(driver.applied[1].request.contributors) == [0, 2]
 
 
 def test_a_late_worker_waits_for_the_step_that_its_contribution_completes() -> None:
@@ -158,7 +158,7 @@ def test_what_comes_while_a_step_is_applied_counts_in_the_next_one() -> None:
     driver.apply()
     slow.send_commit(0, push_id=push_id)
     driver.apply()
-    assert driver.applied[-1].contributors == (push_id,)
+    assert driver.applied[-1].request.contributors == (push_id,)
 
 
 @pytest.mark.parametrize("name", [PolicyName.OUTER, PolicyName.SYNC])
@@ -167,7 +167,9 @@ def test_the_mean_of_a_step_is_weighted(name: PolicyName) -> None:
     first, second = driver.train(0, 1)
     second.commit(weight=30.0)
     first.commit(weight=10.0)
-    assert driver.applied[0].weights == driver.coordinator.status(driver.now, max_ledger_entries=1).ledger[0].weights == (10.0, 30.0)
+    assert (
+        driver.applied[0].request.weights == driver.coordinator.status(driver.now, max_ledger_entries=1).ledger[0].weights == (10.0, 30.0)
+    )
 
 
 def test_workers_are_told_by_their_own_steps_how_fast_they_are_beside_the_fastest_live_one() -> None:
@@ -210,7 +212,7 @@ def test_equal_weights_need_no_factors() -> None:
     driver = outer(2)
     for worker in driver.train(0, 1):
         worker.commit(weight=7.0)
-    assert driver.applied[0].weights == ()
+    assert driver.applied[0].request.weights == ()
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
@@ -231,8 +233,8 @@ def test_another_chief_knows_late_contributions_and_their_weights() -> None:
     driver.new_chief(driver.look(), policy=PolicySpec(name=PolicyName.OUTER), replicas_to_aggregate=2)
     driver.come_back(first)
     first.commit(1)
-    assert workers_of(driver.applied[-1].contributors) == [0, 2]
-    assert driver.applied[-1].weights == (1.0, 3.0)
+    assert workers_of(driver.applied[-1].request.contributors) == [0, 2]
+    assert driver.applied[-1].request.weights == (1.0, 3.0)
 
 
 def test_sync_follows_once_what_is_counted_is_applied() -> None:
@@ -240,7 +242,7 @@ def test_sync_follows_once_what_is_counted_is_applied() -> None:
     first, second, slow = driver.train(0, 1, 2)
     first.push()
     driver.set_policy(PolicySpec())
-    assert (driver.step, workers_of(driver.applied[0].contributors)) == (1, [0])
+    assert (driver.step, workers_of(driver.applied[0].request.contributors)) == (1, [0])
     assert slow.commit(0).outcome is STALE
     for worker in (first, second, slow):
         assert worker.commit(1).outcome is ACCEPTED
@@ -253,5 +255,5 @@ def test_outer_takes_over_what_sync_has_counted() -> None:
     first.push()
     driver.set_policy(PolicySpec(name=PolicyName.OUTER))
     second.push()
-    assert (driver.step, workers_of(driver.applied[0].contributors)) == (1, [0, 1])
+    assert (driver.step, workers_of(driver.applied[0].request.contributors)) == (1, [0, 1])
     assert slow.commit(0).outcome is ACCEPTED

@@ -206,7 +206,7 @@ def test_a_backup_ten_times_slower_costs_the_fifo_queue_nearly_half_as_much_agai
 def test_with_the_default_tokens_a_fast_worker_makes_the_first_steps_alone() -> None:
     driver = cluster(2, 2)
     play(driver, 1, 5.5, num_steps=2)
-    assert [{push.worker for push in step.contributors} for step in driver.applied] == [{0}, {0}]
+    assert [{push.worker for push in step.request.contributors} for step in driver.applied] == [{0}, {0}]
 
 
 def test_a_stale_token_is_handed_out_and_its_gradients_are_dropped() -> None:
