@@ -331,8 +331,8 @@ def _worker_idle(scene: Scene) -> Said | None:
         return None
     idle, step = scene.missing.idle, scene.at.policy.step
     verb = "waits" if len(idle) == 1 else "wait"
-    if scene.at.policy.advice_to_all_waiting and len(idle) == len(scene.at.members.live_workers):
-        return Said("All workers wait for a token", _sentence(scene.at.policy.advice_to_all_waiting))
+    if scene.at.policy.tokens.advice_to_all_waiting and len(idle) == len(scene.at.members.live_workers):
+        return Said("All workers wait for a token", _sentence(scene.at.policy.tokens.advice_to_all_waiting))
     advice = f"Step {step} needs their contributions first: the program must push before it asks for the next token."
     return Said(f"{_names(idle).capitalize()} {verb} for a token without pushing", advice)
 
@@ -341,8 +341,8 @@ def _worker_absent(scene: Scene) -> Said | None:
     lacking = scene.missing
     if lacking is None or lacking.gone or not lacking.num_more or scene.is_young:
         return None
-    if scene.at.policy.advice_to_all_waiting and not lacking.owing and scene.at.members.live_workers:
-        return Said("All workers wait for a token", _sentence(scene.at.policy.advice_to_all_waiting))
+    if scene.at.policy.tokens.advice_to_all_waiting and not lacking.owing and scene.at.members.live_workers:
+        return Said("All workers wait for a token", _sentence(scene.at.policy.tokens.advice_to_all_waiting))
     if lacking.absent:
         return Said(scene.wait(named("worker", lacking.absent), "not joined"), "Start what is missing.", scene.start_command())
     return Said(scene.wait(f"{counted(lacking.num_more, 'more worker')}"), "A step needs more than are live.", scene.start_command())

@@ -29,9 +29,9 @@ def missing(cluster: "Cluster") -> Missing:
     """Returns the workers that the open step waits for. While a server does not answer no live worker can contribute, so none is named."""
     training, policy, servers = cluster.training, cluster.policy, cluster.servers
     workers = sorted(cluster.members.workers(), key=lambda member: member.last_seen)
-    able = [member for member in workers if member.is_live and training.owes(member)]
+    able = [member for member in workers if member.is_live and policy.may_give(member.index)]
     idle = [member for member in able if training.must_push(member)]
-    num_more = policy.num_required - policy.num_contributions - len(able) - policy.num_free_tokens
+    num_more = policy.num_required - policy.num_contributions - len(able) - policy.tokens.num_free
     owing = [member for member in able if not training.must_push(member) and servers.unreachable_since is None]
     if num_more <= 0:
         return Missing(owing=owing, idle=idle)
@@ -41,7 +41,7 @@ def missing(cluster: "Cluster") -> Missing:
         for member in workers
         # With any number of workers allowed, one that left in peace need not come back.
         if not member.is_live
-        and training.owes(member)
+        and policy.may_give(member.index)
         and (places or member.state is MemberState.LAPSED or member.failure)
         # One that left during an outage may have left because of it.
         and (outage_since is None or member.last_seen < outage_since)

@@ -77,9 +77,9 @@ def _step_words(cluster: "Cluster", now: float) -> Iterator[str]:
         awaited = [one for one in live if one.index in {*policy.slowest()} - waiting] or [*live]
         yield f"step {policy.step} has no contribution"
         yield from (f"{one.name} waits, {policy.lead(one.index)} ahead of the slowest" for one in live if one.index in waiting)
-    if policy.num_old_tokens:
-        yield f"{counted(policy.num_old_tokens, 'token')} of earlier steps come first out of the fifo queue: gradients for them are dropped"
+    if policy.tokens.num_old:
+        yield f"{counted(policy.tokens.num_old, 'token')} of earlier steps come first out of the fifo queue: gradients for them are dropped"
     if awaited:
         yield f"last seen: {listed([f'{one.name} {seconds(now - one.last_seen)} ago {one.where}' for one in awaited])}"
-    elif policy.num_free_tokens:
-        yield f"{counted(policy.num_free_tokens, 'token')} of it can be had by any worker that asks"
+    elif policy.tokens.num_free:
+        yield f"{counted(policy.tokens.num_free, 'token')} of it can be had by any worker that asks"

@@ -34,6 +34,65 @@ class Verdict:
     factor: float = 1.0
 
 
+class TokenRule(Protocol):
+    """Which worker may contribute to the open step, and when one that waits continues. `is_open`: the step takes more contributions.
+
+    `advice_to_all_waiting`: a remedy for when all live workers wait for a token; empty: that cannot be. `num_free`: tokens that any worker
+    may still take to contribute to the open step once more. What has a body here is true of tokens that no worker needs.
+    """
+
+    advice_to_all_waiting: str = ""
+    num_free: int = 0
+
+    @property
+    def num_old(self) -> int:
+        """Tokens of steps gone by, which workers get before those of the open step; gradients computed with them are dropped."""
+        return 0
+
+    def may_contribute(self, worker: int, *, is_open: bool) -> bool:
+        """Whether a worker that just joined may contribute without asking for a token."""
+        return True
+
+    def has_contributed(self, worker: int) -> bool:
+        """Whether a worker has given its share for now."""
+        return False
+
+    def holds(self, worker: int) -> bool:
+        """Whether a worker has leave to contribute once more."""
+        return False
+
+    def spend(self, worker: int) -> bool:
+        """A worker contributes. Returns whether it may."""
+        return True
+
+    def after_commit(self, worker: int) -> list[Grant]:
+        """Returns the tokens that are due because `worker` has contributed, or tried to, and the step takes more."""
+        return []
+
+    def ask(self, worker: int, *, local_step: int, request_id: int, is_open: bool) -> int | None:
+        """Returns the step of a token, or None: the worker waits."""
+        return None
+
+    def forget_wish(self, worker: int) -> None:
+        """Ends a worker's wait; it keeps its tokens."""
+        return
+
+    def drop(self, worker: int) -> list[Grant]:
+        """Forgets a lost worker; returns the tokens that others get by that."""
+        return []
+
+    def open_step(self, step: int) -> list[Grant]:
+        """The next step is open; returns the tokens that are due."""
+        return []
+
+
+class _NoTokens(TokenRule):
+    """Of policies whose workers need none to contribute."""
+
+
+NO_TOKENS = _NoTokens()
+
+
 class Policy(Protocol):
     """Decides; the coordinator acts. `step`: the open one, which is the number of steps applied.
 
@@ -43,6 +102,7 @@ class Policy(Protocol):
     spec: PolicySpec
     step: int
     num_required: int = 1
+    tokens: TokenRule = NO_TOKENS
 
     @property
     def contributors(self) -> tuple[PushId, ...]:
@@ -60,16 +120,6 @@ class Policy(Protocol):
     @property
     def num_contributions(self) -> int:
         """Contributions that are counted and not applied."""
-
-    @property
-    def num_free_tokens(self) -> int:
-        """Tokens that any worker may still take to contribute to the open step once more."""
-        return 0
-
-    @property
-    def num_old_tokens(self) -> int:
-        """Tokens of steps gone by, which workers get before those of the open step; gradients computed with them are dropped."""
-        return 0
 
     @property
     def is_complete(self) -> bool:
@@ -90,11 +140,6 @@ class Policy(Protocol):
         """Returns how many contributions a live worker is ahead of those."""
         return 0
 
-    @property
-    def advice_to_all_waiting(self) -> str:
-        """A remedy for when all live workers wait for a token; empty: that cannot be."""
-        return ""
-
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
         return True
@@ -103,9 +148,9 @@ class Policy(Protocol):
         """Whether a worker (as any incarnation) has given its share for now."""
         return False
 
-    def holds_token(self, worker: int) -> bool:
-        """Whether a worker has leave to contribute once more to the open step."""
-        return False
+    def may_give(self, worker: int) -> bool:
+        """Whether the open step can use a contribution of the worker."""
+        return not self.has_contributed(worker) or self.tokens.holds(worker)
 
     def join(self, worker: int, incarnation: int) -> None:
         """A worker takes part from now on, perhaps with contributions that an earlier chief has counted."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from chief.options import CoordinationConfig
-from chief.policies.base import Policy
+from chief.policies.base import Policy, TokenRule
 from chief.policies.fifo import FifoTokens
 from chief.policies.ordered import OrderedPolicy
-from chief.policies.sync import StrictTokens, SyncPolicy, TokenRule
+from chief.policies.sync import StrictTokens, SyncPolicy
 from chief.policies.unlocked import UnlockedPolicy
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec

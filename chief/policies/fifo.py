@@ -6,8 +6,7 @@ their requests, and a token is for any worker. So an old token may be handed out
 
 from collections import deque
 
-from chief.policies.base import Grant
-from chief.policies.sync import TokenRule
+from chief.policies.base import Grant, TokenRule
 from ps_protocol.model.light_dataclass import light_dataclass
 
 

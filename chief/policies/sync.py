@@ -5,62 +5,14 @@ Strict tokens are here: a worker that waits continues when the step is applied. 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from chief.policies.base import Grant, Policy, Verdict
+from chief.policies.base import Grant, Policy, TokenRule, Verdict
 from ps_protocol.errors import StepAhead, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
-
-
-class TokenRule(Protocol):
-    """Which worker may contribute to the open step, and when one that waits continues. `is_open`: the step takes more contributions.
-
-    `advice_to_all_waiting`, `num_free`, `num_old`: see `Policy`, where the latter are `num_free_tokens` and `num_old_tokens`. What has a
-    body here is true of tokens that no worker needs to contribute.
-    """
-
-    advice_to_all_waiting: str = ""
-    num_free: int = 0
-
-    @property
-    def num_old(self) -> int:
-        """Tokens of steps gone by, which are handed out first."""
-        return 0
-
-    def may_contribute(self, worker: int, *, is_open: bool) -> bool:
-        """Whether a worker that just joined may contribute without asking for a token."""
-        return True
-
-    def has_contributed(self, worker: int) -> bool:
-        """Whether a worker has given its share for now."""
-
-    def holds(self, worker: int) -> bool:
-        """Whether a worker has leave to contribute once more."""
-        return False
-
-    def spend(self, worker: int) -> bool:
-        """A worker contributes. Returns whether it may."""
-        return True
-
-    def after_commit(self, worker: int) -> list[Grant]:
-        """Returns the tokens that are due because `worker` has contributed, or tried to, and the step takes more."""
-        return []
-
-    def ask(self, worker: int, *, local_step: int, request_id: int, is_open: bool) -> int | None:
-        """Returns the step of a token, or None: the worker waits."""
-
-    def forget_wish(self, worker: int) -> None:
-        """Ends a worker's wait; it keeps its tokens."""
-
-    def drop(self, worker: int) -> list[Grant]:
-        """Forgets a lost worker; returns the tokens that others get by that."""
-
-    def open_step(self, step: int) -> list[Grant]:
-        """The next step is open; returns the tokens that are due."""
 
 
 class SyncPolicy(Policy):
@@ -83,7 +35,7 @@ class SyncPolicy(Policy):
         self.spec = spec
         self.num_required = num_required
         self.step = step
-        self._tokens = tokens
+        self.tokens = tokens
         self._counted = [*counted]
         self._live = set(workers)
         # A step that is complete stays complete, also if another worker joins before it is applied.
@@ -114,16 +66,6 @@ class SyncPolicy(Policy):
         return len(self._counted)
 
     @property
-    def num_free_tokens(self) -> int:
-        """Tokens of the open step that are not handed out."""
-        return self._tokens.num_free
-
-    @property
-    def num_old_tokens(self) -> int:
-        """Tokens of steps gone by, which are handed out first."""
-        return self._tokens.num_old
-
-    @property
     def is_complete(self) -> bool:
         """Whether the open step has its R contributions and the grace is over, or is the last and has any."""
         return self._is_complete
@@ -145,11 +87,6 @@ class SyncPolicy(Policy):
             # After a change of chiefs nobody has come yet.
             self._is_complete = not waits or (bool(self._live) and self._live <= {entry.push_id.worker for entry in self._counted})
 
-    @property
-    def advice_to_all_waiting(self) -> str:
-        """A remedy for when all live workers wait for a token."""
-        return self._tokens.advice_to_all_waiting
-
     def require(self, num_required: int) -> None:
         """Has the open step, and those after it, need so many contributions; a step that is complete stays so."""
         if not self._is_complete or num_required <= self.num_contributions:
@@ -168,15 +105,11 @@ class SyncPolicy(Policy):
 
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
-        return self._tokens.may_contribute(worker, is_open=self._is_open)
+        return self.tokens.may_contribute(worker, is_open=self._is_open)
 
     def has_contributed(self, worker: int) -> bool:
         """Whether a worker (as any incarnation) has given its share for now."""
-        return self._tokens.has_contributed(worker)
-
-    def holds_token(self, worker: int) -> bool:
-        """Whether a worker has leave to contribute once more to the open step."""
-        return self._tokens.holds(worker)
+        return self.tokens.has_contributed(worker)
 
     def join(self, worker: int, incarnation: int) -> None:
         """A live worker, for which a step may wait."""
@@ -195,7 +128,7 @@ class SyncPolicy(Policy):
             return Verdict(outcome=PushOutcome.STALE, staleness=staleness)
         if not self._is_open and takes_late:
             raise Unavailable(f"step {self.step} is being applied: a contribution counts in the next one")
-        if not self._is_open or not (staleness or self._tokens.spend(push_id.worker)):
+        if not self._is_open or not (staleness or self.tokens.spend(push_id.worker)):
             return Verdict(outcome=PushOutcome.LATE)
         self._counted.append(ChosenPush(push_id=push_id, step=step, weight=weight))
         self._look()
@@ -203,7 +136,7 @@ class SyncPolicy(Policy):
 
     def after_commit(self, worker: int) -> list[Grant]:
         """Returns the tokens that are due because `worker` has contributed, or tried to."""
-        return self._tokens.after_commit(worker) if self._is_open else []
+        return self.tokens.after_commit(worker) if self._is_open else []
 
     def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
         """Returns the step of a token, or None: the worker waits. Raises StepAhead."""
@@ -211,24 +144,24 @@ class SyncPolicy(Policy):
             raise _ahead(local_step, self.step)
         if self._is_complete and self.spec.accepts_stale:
             local_step = self.step  # a worker that is late had better wait for the step that is being applied
-        return self._tokens.ask(worker, local_step=local_step, request_id=request_id, is_open=self._is_open)
+        return self.tokens.ask(worker, local_step=local_step, request_id=request_id, is_open=self._is_open)
 
     def forget_wish(self, worker: int) -> None:
         """Ends a worker's wait; it keeps its tokens."""
-        self._tokens.forget_wish(worker)
+        self.tokens.forget_wish(worker)
 
     def drop(self, worker: int) -> list[Grant]:
         """Forgets a lost worker. Its contributions stay counted."""
         self._live.discard(worker)
         self._look()
-        return self._tokens.drop(worker)
+        return self.tokens.drop(worker)
 
     def advance(self) -> list[Grant]:
         """Opens the next step."""
         self._counted.clear()
         self._is_complete = False
         self.step += 1
-        return self._tokens.open_step(self.step)
+        return self.tokens.open_step(self.step)
 
     def counted(self) -> Sequence[ChosenPush]:
         """Returns the contributions of the open step, in order of their coming."""

@@ -743,8 +743,8 @@ def _frees_nobody_in_a_change(patch: pytest.MonkeyPatch) -> None:
     def broken(training: Training, now: float) -> None:
         waiting = training.waiting_workers
         install(training, now)
-        if isinstance(training.policy, SyncPolicy) and isinstance(training.policy._tokens, StrictTokens):
-            training.policy._tokens._contributed.update(waiting)
+        if isinstance(training.policy, SyncPolicy) and isinstance(training.policy.tokens, StrictTokens):
+            training.policy.tokens._contributed.update(waiting)
 
     patch.setattr(Training, "_install", broken)
 

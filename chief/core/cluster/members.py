@@ -440,10 +440,7 @@ class Membership:
         """As `check`, for calls that only workers may make."""
         if participant.kind is not ParticipantKind.WORKER:
             raise InvalidSpec(f"an observer cannot {what}; register as a worker")
-        member = self.look_up(participant)
-        if member.state is not MemberState.LIVE:
-            raise gone_error(member, now=now)
-        return member
+        return self.check(participant, now=now)
 
     def check(self, participant: Participant, *, now: float) -> Member:
         """Returns the live member that calls. Raises EpochMismatch, Superseded or LeaseExpired."""
@@ -776,14 +773,10 @@ def quorum(config: CoordinationConfig, *, membership: Membership, policy: Policy
     """
     required = config.num_required
     counted = policy.num_contributions
-    able = sum(1 for member in membership.workers() if member.is_live and member.index not in starved and _may_give(policy, member.index))
+    able = sum(1 for member in membership.workers() if member.is_live and member.index not in starved and policy.may_give(member.index))
     if starved:
         return max(1, min(required, counted + able))
     if config.min_replicas is None or membership.num_known_workers == membership.num_live_workers:
         return required
     expected = max(0, (config.num_workers or required) - membership.num_known_workers)
     return max(min(config.min_replicas, required), min(required, counted + able + expected))
-
-
-def _may_give(policy: Policy, worker: int) -> bool:
-    return not policy.has_contributed(worker) or policy.holds_token(worker)

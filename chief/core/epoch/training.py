@@ -221,10 +221,6 @@ class Training:
         """The workers that block on a token."""
         return self._tokens.who
 
-    def owes(self, member: Member) -> bool:
-        """Whether the open step can use a contribution of the worker."""
-        return not self.policy.has_contributed(member.index) or self.policy.holds_token(member.index)
-
     def must_push(self, member: Member) -> bool:
         """Whether the worker waits for a token that it gets only once it has pushed."""
         return member.is_live and member.index in self._tokens and not self.policy.has_contributed(member.index)
