@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from ps_protocol.errors import ShuttingDown, Superseded
 from ps_protocol.model.layout import Segments, aligned_bytes
@@ -102,9 +101,7 @@ class IncomingPost:
     def __enter__(self) -> "IncomingPost":
         return self
 
-    def __exit__(
-        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._budget.release(self._num_counted)
         self._num_counted = 0
 

@@ -10,7 +10,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import field
-from types import TracebackType
 from typing import Any
 
 from ps_protocol.errors import AccumulatorExists, AccumulatorNotFound, Cancelled, LimitExceeded, PsError, PushIdReused, ShuttingDown
@@ -421,9 +420,7 @@ class IncomingGradient:
     def __enter__(self) -> "IncomingGradient":
         return self
 
-    def __exit__(
-        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._budget.release(self._nbytes)
         self._nbytes = 0
 

@@ -169,12 +169,10 @@ class MetricCells:
 
     def admit(self, metrics: Mapping[str, Metric]) -> None:
         """Adds the names, all or nothing; raises LimitExceeded if there are too many, InvalidSpec for an invalid one."""
-        if metrics.keys() <= self._names and all(_is_weight(metric.weight) for metric in metrics.values()):
+        if metrics.keys() <= self._names:
             return
-        for name, metric in metrics.items():
+        for name in metrics:
             check_name(name)
-            if not _is_weight(metric.weight):
-                raise InvalidSpec(f"metric {name!r}: weight = {metric.weight!r}, want a finite number >= 0")
         names = self._names | metrics.keys()
         if len(names) > MAX_METRICS:
             raise LimitExceeded(f"metrics: {len(names)} different names, {MAX_METRICS} at most; use fewer names")
@@ -200,10 +198,6 @@ class MetricCells:
         for cell in cells:
             self.admit({cell.name: Metric(value=cell.last, weight=0.0)})
             self._cells[cell.name, cell.worker] = _Cell(total=cell.total, weight=cell.weight, count=cell.count, last=cell.last)
-
-
-def _is_weight(weight: float) -> bool:
-    return 0 <= weight < float("inf")
 
 
 @light_dataclass(slots=True, eq=False)

@@ -4,21 +4,17 @@ Calls return when they are done, so `timeout_s` has nothing to bound and is igno
 """
 
 import secrets
-import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.history import History
 from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import PushHeader, PushReply, ReadRequest, RowsRequest, ShardSpec
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.boards import BoardRegistry
-from ps_server.shard.checkpoints import RunInBackground
 from ps_server.shard.shard import Shard
 
 # Large enough that the loop costs nothing; small enough that a copy that has become useless ends soon.
@@ -26,34 +22,12 @@ _CHUNK_BYTES = 8 << 20
 
 
 class InProcessShard:
-    """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators` and `boards`: those that lie here.
-
-    `storage`: where checkpoints are; None: nowhere. `table_dir`, `run_in_background`, `history`, `clock`: see Shard.
-    """
+    """Implements Shard. Thread-safe. `accumulators` and `boards`: those that lie here. `options`: as those of `ps_server.shard.Shard`."""
 
     transport = "local"
 
-    def __init__(
-        self,
-        *,
-        index: int,
-        memory_limit_bytes: int | None = None,
-        table_dir: Path | None = None,
-        storage: CheckpointStorage | None = None,
-        run_in_background: RunInBackground | None = None,
-        history: History | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._shard = Shard(
-            index=index,
-            process_incarnation=new_process_incarnation(),
-            memory_limit_bytes=memory_limit_bytes,
-            table_dir=table_dir,
-            storage=storage,
-            run_in_background=run_in_background,
-            history=history,
-            clock=clock,
-        )
+    def __init__(self, *, index: int, **options: Any) -> None:
+        self._shard = Shard(index=index, process_incarnation=new_process_incarnation(), **options)
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._shard.budget)
         self.boards = BoardRegistry(owner=f"ps {index}", budget=self._shard.budget, process_incarnation=self._shard.process_incarnation)
 

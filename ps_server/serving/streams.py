@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -622,8 +623,7 @@ class VariablesStream:
     def answer(self, wanted: ReadRequest) -> None:
         """Answers a request that does not wait, or not any more."""
         try:
-            reading = self._shard.open_slot(wanted) if wanted.slot else self._shard.open_variables(wanted)
-            self._send(wanted, reading)
+            self._send(wanted, self._shard.open_slot(wanted) if wanted.slot else self._shard.open_variables(wanted))
         except PsError as error:
             self._break_off(error)
         except Exception:
@@ -639,25 +639,20 @@ class VariablesStream:
             self._end_with(pb.ReadResponse(header=header).SerializeToString())
             return
         if wanted.encoding is FloatEncoding.INT4_BLOCKS:
-            self._thread.do(partial(self._send_moves, header, reading))
+            self._by_thread(partial(self._send_moves, header, reading))
         else:
             self._send_values(header, reading, wanted.encoding)
 
     def _send_moves(self, header: pb.ReadHeader, reading: Reading) -> None:
         """Sends how the values moved, where that is exact; else the values as they are."""
-        try:
-            self._send_values(header, reading.moves() or reading, FloatEncoding.AS_IS)
-        except PsError as error:
-            self._break_off(error)
-        except Exception:
-            self._break_off(defect(self._name))
+        self._send_values(header, reading.moves() or reading, FloatEncoding.AS_IS)
 
     def _send_values(self, header: pb.ReadHeader, reading: Reading, encoding: FloatEncoding) -> None:
         header.num_bytes = num_bytes = reading.nbytes(encoding)
         if self._payload is not None and num_bytes:
             header.by_socket = True
             self._peer.send(pb.ReadResponse(header=header).SerializeToString())
-            self._thread.do(partial(self._send_by_socket, *self._payload, reading, encoding))
+            self._by_thread(partial(self._send_by_socket, *self._payload, reading, encoding))
             return
         first = pb.ReadResponse(header=header).SerializeToString()
         if num_bytes <= SMALL_BYTES and self._peer.num_unsent < _MAX_UNSENT:
@@ -666,37 +661,34 @@ class VariablesStream:
                 self._peer.send(message)
             self._end_with(last)
             return
-        self._thread.do(partial(self._send_one_by_one, first, reading, encoding))
+        self._by_thread(partial(self._send_one_by_one, first, reading, encoding))
 
     def _send_one_by_one(self, first: bytes, reading: Reading, encoding: FloatEncoding) -> None:
-        messages = content_messages(first, reading, encoding)
-        try:
+        with closing(content_messages(first, reading, encoding)) as messages:
             for message in self._stream.outgoing(messages):
                 if not self._peer.wait_for_room():
                     return
                 self._peer.send(message)
-        except PsError as error:
-            self._break_off(error)
-        except Exception:
-            self._break_off(defect(self._name))
-        else:
-            self._done()
-        finally:
-            messages.close()
+        self._done()
 
     def _send_by_socket(self, data_socket: DataSocket, number: int, reading: Reading, encoding: FloatEncoding) -> None:
-        chunks = reading.chunks(FRAME_BYTES, encoding)
-        try:
+        with closing(reading.chunks(FRAME_BYTES, encoding)) as chunks:
             sent = (data for _, data in self._stream.outgoing(chunks))
             data_socket.send(number, reading.nbytes(encoding), sent, confirm=reading.check)
-        except PsError as error:
-            self._break_off(error)
-        except Exception:
-            self._break_off(defect(self._name))
-        else:
-            self._done()
-        finally:
-            chunks.close()
+        self._done()
+
+    def _by_thread(self, work: Callable[[], object]) -> None:
+        """Leaves a part of an answer to the stream's thread; if it fails, that is the answer."""
+
+        def run() -> None:
+            try:
+                work()
+            except PsError as error:
+                self._break_off(error)
+            except Exception:
+                self._break_off(defect(self._name))
+
+        self._thread.do(run)
 
     def _break_off(self, error: PsError) -> None:
         self._peer.send(pb.ReadResponse(header=pb.ReadHeader(error=encode_call_error(error))).SerializeToString())

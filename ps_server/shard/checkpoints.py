@@ -15,7 +15,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -53,7 +53,6 @@ from ps_protocol.roles.shard import (
 )
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_server.model.shard_model import ShardModel
 from ps_server.model.snapshot import (
     Snapshot,
     StateMemory,
@@ -65,6 +64,9 @@ from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
 from ps_server.numbers.memory import BytesInFile, MemoryBudget, format_bytes
 from ps_server.numbers.tables import Table
 from ps_server.shard.gate import TURN_WAIT_S
+
+if TYPE_CHECKING:
+    from ps_server.shard.shard import CheckpointSide
 
 log = logging.getLogger("lockstep.server")
 
@@ -618,27 +620,6 @@ class CheckpointPlan:
 # Saving and restoring.
 
 
-class Side(Protocol):
-    """The shard's part in checkpoints. Each call is made in a block of its gate: nothing here takes its lock."""
-
-    def find_state(self, request: SaveRequest) -> tuple[ShardModel, StateMemory]:
-        """Returns the model that is to be saved and its memories as they are; raises why it cannot be."""
-
-    def copy_state(self, request: SaveRequest, model: ShardModel, into: StateMemory, *, copy: Callable[[StateMemory], None]) -> Snapshot:
-        """Calls `copy` with the memories of the step while no other begins; raises why that is not the step to save."""
-
-    def make_room(self, request: RestoreRequest, *, check: Callable[[], None]) -> ShardModel:
-        """Drops the model that is here, for there may not be memory for two, and returns a new one for the request."""
-
-    def put_restored(
-        self, model: ShardModel, hidden: HiddenState, request: RestoreRequest, *, from_epoch: int, check: Callable[[], None]
-    ) -> None:
-        """Makes a model whose tensors were filled the shard's."""
-
-    def drop(self, model: ShardModel) -> None:
-        """Lets go of a model that came to nothing."""
-
-
 @light_dataclass(slots=True, eq=False)
 class Attempt:
     """One save or restoration, beside the calls that ask how far it is. `unwanted`: why it is to end before it is done.
@@ -694,7 +675,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        side: Side,
+        side: "CheckpointSide",
         turns: StepTurns,
         *,
         index: int,

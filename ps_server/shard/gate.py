@@ -6,7 +6,6 @@ A step takes its turn alone, arrivals share theirs; a waiter without a thread re
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 
 from ps_protocol.errors import (
     EpochMismatch,
@@ -55,7 +54,7 @@ class Gate:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
     # Admission
@@ -80,9 +79,9 @@ class Gate:
         """
         return _Turn(self, check)
 
-    def arrival(self) -> "_Arrival":
-        """A block while no step is under way, which may continue beside others like it. Waits for a step; raises Unavailable."""
-        return _Arrival(self)
+    def arrival(self) -> "_Turn":
+        """A block with a turn that others like it share, while no step is under way. Waits for a step; raises Unavailable."""
+        return _Turn(self, None)
 
     # -- readers
 
@@ -156,7 +155,11 @@ class Gate:
             for listener in told:
                 listener()
 
-    def _begin_turn(self, check: Callable[[], object]) -> None:
+    def _begin_turn(self, check: Callable[[], object] | None) -> None:
+        if check is None:
+            self.wait_for_step()
+            self._num_arrivals += 1
+            return
         check()
         if not self._is_taken and not self._num_arrivals:
             self._is_taken = True
@@ -167,11 +170,14 @@ class Gate:
             self._wait_for(lambda: not self._num_arrivals)
             check()
         except BaseException:
-            self._end_turn()
+            self._end_turn(check)
             raise
 
-    def _end_turn(self) -> None:
-        self._is_taken = False
+    def _end_turn(self, check: Callable[[], object] | None) -> None:
+        if check is None:
+            self._num_arrivals -= 1
+        else:
+            self._is_taken = False
         self._lock.notify_all()
 
     def _wait_for(self, is_so: Callable[[], bool]) -> None:
@@ -199,16 +205,16 @@ class _Admission:
             gate._lock.release()
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._gate._lock.release()
 
 
 class _Turn:
-    """Holds the lock and the turn; the turn alone in a block of `unlocked`."""
+    """Holds the lock and the turn; the turn alone in a block of `unlocked`. `check` None: the turn is shared with others like it."""
 
     __slots__ = ("_check", "_gate")
 
-    def __init__(self, gate: Gate, check: Callable[[], object]) -> None:
+    def __init__(self, gate: Gate, check: Callable[[], object] | None) -> None:
         self._gate, self._check = gate, check
 
     def __enter__(self) -> "_Turn":
@@ -225,39 +231,9 @@ class _Turn:
         """A block inside this one that does not hold the lock, for what takes long."""
         return _Unlocked(self._gate._lock)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._gate._end_turn()
+    def __exit__(self, *_: object) -> None:
+        self._gate._end_turn(self._check)
         self._gate._lock.release()
-
-
-class _Arrival:
-    """Holds the lock while no step is under way; in a block of `unlocked` no step begins, either."""
-
-    __slots__ = ("_gate",)
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def __enter__(self) -> "_Arrival":
-        gate = self._gate
-        gate._lock.acquire()
-        try:
-            gate.wait_for_step()
-            gate._num_arrivals += 1
-        except BaseException:
-            gate._lock.release()
-            raise
-        return self
-
-    def unlocked(self) -> "_Unlocked":
-        """A block inside this one that does not hold the lock, for what takes long."""
-        return _Unlocked(self._gate._lock)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        gate = self._gate
-        gate._num_arrivals -= 1
-        gate._lock.notify_all()
-        gate._lock.release()
 
 
 class _Unlocked:
@@ -271,7 +247,7 @@ class _Unlocked:
     def __enter__(self) -> None:
         self._lock.release()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.acquire()
 
 
@@ -288,7 +264,7 @@ class _Reader:
         with gate._lock:
             gate._readers[self._step] = gate._readers.get(self._step, 0) + 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         gate = self._gate
         with gate._lock:
             gate._readers[self._step] -= 1

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 
 import numpy as np
 
@@ -38,9 +37,7 @@ class OpenPush:
     def __enter__(self) -> "OpenPush":
         return self
 
-    def __exit__(
-        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._contribution.outcome is None:
             with self._gate:
                 self._inbox.abandon(self._contribution)
@@ -146,9 +143,7 @@ class Creation:
     def __enter__(self) -> "Creation":
         return self
 
-    def __exit__(
-        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._is_ended:
             self._is_ended = True
             self._end(self, False)
@@ -295,10 +290,8 @@ class RowReading:
         self._hold.__enter__()
         return self
 
-    def __exit__(
-        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._hold.__exit__(exception_type, exception, traceback)
+    def __exit__(self, *_: object) -> None:
+        self._hold.__exit__(None, None, None)
 
     def take(self, indices: Array) -> Array:
         """Returns rows by int64 indices (counted from the slice's first row; or spread keys), one after the other, in memory of their own.

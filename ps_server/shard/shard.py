@@ -132,7 +132,7 @@ class Shard:
         self._followed = FollowedWeights(self.budget, clock=clock)
         self._sharings = Sharings(self._gate, segments, name=self._name)
         self._checkpoints = Checkpoints(
-            _CheckpointSide(self),
+            CheckpointSide(self),
             self._gate,
             index=index,
             budget=self.budget,
@@ -813,19 +813,21 @@ class Shard:
         )
 
 
-class _CheckpointSide:
-    """See checkpoints.Side."""
+class CheckpointSide:
+    """The shard's part in checkpoints. Each call is made in a block of its gate: `Checkpoints` does not take its lock."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
     def find_state(self, request: SaveRequest) -> tuple[ShardModel, StateMemory]:
+        """Returns the model that is to be saved and its memories as they are; raises why it cannot be."""
         shard = self._shard
         with shard._gate.admit(request.fence.epoch):
             model = self._model_to_save_locked(request)
             return model, model.state_since(request.since)
 
     def copy_state(self, request: SaveRequest, model: ShardModel, into: StateMemory, *, copy: Callable[[StateMemory], None]) -> Snapshot:
+        """Calls `copy` with the memories of the step while no other begins; raises why that is not the step to save."""
         shard = self._shard
         with shard._gate.turn(_nothing) as turn:
             shard._gate.fences.check_caller(request.fence.epoch)
@@ -838,6 +840,7 @@ class _CheckpointSide:
                 return model.snapshot(into, step=request.step)
 
     def make_room(self, request: RestoreRequest, *, check: Callable[[], None]) -> ShardModel:
+        """Drops the model that is here, for there may not be memory for two, and returns a new one for the request."""
         shard = self._shard
         with shard._gate.turn(_nothing):
             check()
@@ -847,6 +850,7 @@ class _CheckpointSide:
     def put_restored(
         self, model: ShardModel, hidden: HiddenState, request: RestoreRequest, *, from_epoch: int, check: Callable[[], None]
     ) -> None:
+        """Makes a model whose tensors were filled the shard's."""
         shard = self._shard
         with shard._gate:
             check()
@@ -855,6 +859,7 @@ class _CheckpointSide:
             shard._put_model_locked(model)
 
     def drop(self, model: ShardModel) -> None:
+        """Lets go of a model that came to nothing."""
         with self._shard._gate:
             model.release()
 
