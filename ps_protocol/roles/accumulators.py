@@ -3,7 +3,6 @@
 import enum
 import hashlib
 import math
-from functools import partial
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -18,8 +17,6 @@ from ps_protocol.roles.request import READERS, WORKER, Answer, Request, asks
 UNKNOWN = -1
 MAX_STEP = 1 << 62
 INDEX_BYTES = 8
-
-_asks = partial(asks, "AccumulatorService")
 
 
 class Reduction(enum.Enum):
@@ -146,8 +143,7 @@ class AccumulatorCreation:
     step: int
 
 
-@_asks("CreateAccumulator", by=WORKER)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("AccumulatorService", "CreateAccumulator", by=WORKER)
 class CreateAccumulatorRequest:
     """Creates an accumulator, or finds the one of this name. Raises AccumulatorExists if that is another one, LimitExceeded."""
 
@@ -160,8 +156,7 @@ class CreateAccumulatorRequest:
         return f"accumulator {self.spec.name!r}"
 
 
-@_asks("SetAccumulatorStep", by=WORKER)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("AccumulatorService", "SetAccumulatorStep", by=WORKER)
 class SetAccumulatorStepRequest:
     """Sets an accumulator's step; gradients that are in stay in. Raises AccumulatorNotFound."""
 
@@ -174,8 +169,7 @@ class SetAccumulatorStepRequest:
         check_step("step", self.step)
 
 
-@_asks("GetAccumulator", by=READERS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("AccumulatorService", "GetAccumulator", by=READERS)
 class AccumulatorStatusRequest:
     """Reports an accumulator. Raises AccumulatorNotFound."""
 
@@ -184,8 +178,7 @@ class AccumulatorStatusRequest:
     awaited: ClassVar[str] = "the accumulator's status"
 
 
-@_asks("DeleteAccumulator", by=WORKER)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("AccumulatorService", "DeleteAccumulator", by=WORKER)
 class DeleteAccumulatorRequest:
     """Drops an accumulator; calls that wait for it raise Cancelled. False if there was none."""
 

@@ -3,7 +3,6 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar, Protocol, cast
 
 from ps_protocol.errors import InvalidSpec
@@ -298,13 +297,7 @@ class SettingsReply:
 # at most. `request_id`: the same in repetitions, which have their effect once.
 
 
-_asks = partial(asks, "ChiefService")
-# On the stream of a worker's calls, which come with every step.
-_converses = partial(asks, "ChiefService", "Converse", by=WORKER)
-
-
-@_asks("RegisterWorker", by=READERS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "RegisterWorker", by=READERS)
 class RegisterRequest:
     """Asks to take part; `index` None: the lowest free one. `request_id` is random. Raises WorkerIndexTaken, WorkerIndexOutOfRange,
     ClusterFull.
@@ -367,8 +360,7 @@ class WorkerTraffic:
                 raise InvalidSpec(f"{name}: got {seconds:g} s, want 0 or more")
 
 
-@_asks("Heartbeat", by=READERS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "Heartbeat", by=READERS)
 class HeartbeatRequest:
     """A participant is alive. Answered with whether training has ended, and how. `transports`: how its gradients and variables travel."""
 
@@ -379,8 +371,7 @@ class HeartbeatRequest:
     awaited: ClassVar[str] = "the lease to be renewed"
 
 
-@_asks("DeregisterWorker", by=READERS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "DeregisterWorker", by=READERS)
 class DeregisterRequest:
     """A participant leaves; `failure` is empty if it does so of its own accord."""
 
@@ -390,8 +381,7 @@ class DeregisterRequest:
     awaited: ClassVar[str] = "the lease to be ended"
 
 
-@_asks("RegisterModel", by=WORKER)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "RegisterModel", by=WORKER)
 class RegisterModelRequest:
     """A worker presents its model, and waits until it is agreed on. Raises ModelMismatch.
 
@@ -407,8 +397,7 @@ class RegisterModelRequest:
     awaited: ClassVar[str] = "the model to be agreed on"
 
 
-@_asks("CompleteInitialization", by=WORKER)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "CompleteInitialization", by=WORKER)
 class CompleteInitializationRequest:
     """A worker says that the shards hold their initial values. Raises NotInitializer."""
 
@@ -418,8 +407,7 @@ class CompleteInitializationRequest:
     awaited: ClassVar[str] = "the initialisation to be noted"
 
 
-@_asks("GetModel", by=READERS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "GetModel", by=READERS)
 class GetModelRequest:
     """A request for the agreed model, which waits for it to be initialised."""
 
@@ -428,8 +416,7 @@ class GetModelRequest:
     awaited: ClassVar[str] = "the model"
 
 
-@_converses(field="commit")
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "Converse", by=WORKER, field="commit")
 class CommitPushRequest:
     """A contribution is staged on all shards (or was found stale by one), and is to be counted. Never waits."""
 
@@ -439,8 +426,7 @@ class CommitPushRequest:
     awaited: ClassVar[str] = "a contribution to be counted"
 
 
-@_converses(field="token")
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "Converse", by=WORKER, field="token")
 class DequeueTokenRequest:
     """A worker waits for a token newer than that of `local_step`; `commit` is counted first. `request_id` grows with each token wanted."""
 
@@ -457,8 +443,7 @@ class DequeueTokenRequest:
         return f"a token after step {self.local_step}"
 
 
-@_asks("ChangeSettings", by=OPERATORS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "ChangeSettings", by=OPERATORS)
 class ChangeSettingsRequest:
     """A request for another `policy`, or other `hyperparameters` of an optimizer, at the next moment when no step is being applied.
 
@@ -482,8 +467,7 @@ class ChangeSettingsRequest:
         return f"the policy {self.policy.text}" if self.policy is not None else "the optimizer's change"
 
 
-@_asks("SaveCheckpoint", by=OPERATORS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "SaveCheckpoint", by=OPERATORS)
 class SaveCheckpointRequest:
     """A request for a checkpoint when no step is being applied, which waits until it is whole.
 
@@ -496,8 +480,7 @@ class SaveCheckpointRequest:
     awaited: ClassVar[str] = "a checkpoint"
 
 
-@_asks("LeaseRanges", by=WORKER)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "LeaseRanges", by=WORKER)
 class LeaseRangesRequest:
     """A request for ranges of the training data, which waits while all that is left is leased to others. Raises InvalidSpec, DataMismatch.
 
@@ -514,8 +497,7 @@ class LeaseRangesRequest:
     awaited: ClassVar[str] = "ranges of the training data"
 
 
-@_asks("FinishTraining", by=OPERATORS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "FinishTraining", by=OPERATORS)
 class FinishTrainingRequest:
     """A client ends training, or `interrupts` it before its time. Answered with the last step."""
 
@@ -737,8 +719,7 @@ class ClusterStatus:
         return self.conditions[0]
 
 
-@_asks("GetClusterStatus", by=EVERYBODY)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "GetClusterStatus", by=EVERYBODY)
 class ClusterStatusRequest:
     """Reports the cluster, with so many entries of the ledger, the newest first."""
 

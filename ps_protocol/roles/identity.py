@@ -150,7 +150,6 @@ class HandshakeReply:
 
 
 @asks("HandshakeService", "Handshake", by=EVERYBODY)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeRequest:
     """The process that the caller expects at the address; an empty cluster and None accept any."""
 
@@ -171,7 +170,6 @@ class SeenPlace:
 
 
 @asks("HandshakeService", "TryCheckpoints", by=ADMIN)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class TryCheckpointsRequest:
     """Has a process try its place for checkpoints under the name `tag`; `is_last`: makes the trial whole, reads it back, and removes it."""
 

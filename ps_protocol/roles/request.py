@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, dataclass_transform
 
 from ps_protocol.model.light_dataclass import light_dataclass
 
@@ -61,13 +61,15 @@ _RPCS: dict[type, Rpc] = {}
 # What carries each kind of request. A module that reads it must import the modules of `roles` that declare them.
 RPCS: Mapping[type, Rpc] = _RPCS
 
-Declared = TypeVar("Declared", bound=type)
+Declared = TypeVar("Declared")
 
 
-def asks(service: str, name: str, *, by: frozenset[CallerRole], field: str = "") -> Callable[[Declared], Declared]:
-    """Declares a class as what an RPC is asked with, and by whom. Its messages have the fields of the value, and of its answer."""
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def asks(service: str, name: str, *, by: frozenset[CallerRole], field: str = "") -> Callable[[type[Declared]], type[Declared]]:
+    """Declares a class, a value, as what an RPC is asked with, and by whom. Its messages have its fields, and those of its answer."""
 
-    def declare(request: Declared) -> Declared:
+    def declare(declared: type[Declared]) -> type[Declared]:
+        request = light_dataclass(frozen=True, slots=True, kw_only=True)(declared)
         _RPCS[request] = Rpc(service=service, name=name, callers=by, field=field)
         return request
 

@@ -3,7 +3,6 @@
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from functools import partial
 from typing import ClassVar, Protocol
 
 from ps_protocol.encodings.formats import FloatEncoding
@@ -25,10 +24,6 @@ from ps_protocol.roles.request import ADMIN, CHIEF, EVERYBODY, READERS, Answer, 
 # No call of any role waits longer at once: a caller that wants to wait on asks again.
 MAX_WAIT_SLICE_S = 20.0
 MAX_STEP = 1 << 62
-
-_asks = partial(asks, "ParameterService")
-# On the stream of a chief's commands, which come with every step.
-_commands = partial(asks, "ParameterService", "Command", by=CHIEF)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +185,7 @@ class ApplyReply:
     checksums: tuple[int, ...] = ()
 
 
-@_commands(field="apply")
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "Command", by=CHIEF, field="apply")
 class ApplyRequest:
     """The step to apply and the contributions to average, sorted: the optimizer makes the next step of the mean.
 
@@ -230,8 +224,7 @@ class ApplyRequest:
         return self.attached.hyperparameters(without=self.without) if self.attached is not NO_STEP_ATTACHMENTS else ()
 
 
-@_commands(field="prepare")
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "Command", by=CHIEF, field="prepare")
 class PrepareRequest:
     """Asks for the sum of squares of the mean that a step would use, for each of `layout.slices` and `layout.tables`. No effect.
 
@@ -307,8 +300,7 @@ class Adoption:
     given_up: tuple[PushId, ...] = ()
 
 
-@_asks("AdoptShard", by=CHIEF)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "AdoptShard", by=CHIEF)
 class AdoptRequest:
     """Puts a shard under a chief, which listens at `chief_address`. Raises Superseded if a later one has it.
 
@@ -325,8 +317,7 @@ class AdoptRequest:
     awaited: ClassVar[str] = "its adoption"
 
 
-@_asks("KeepRecord", by=CHIEF)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "KeepRecord", by=CHIEF)
 class KeepRecordRequest:
     """Has a record kept for the chief's successor, unless the shard has such or a newer one, and settings hold, if they are newer.
 
@@ -341,8 +332,7 @@ class KeepRecordRequest:
     awaited: ClassVar[str] = "a record to be kept"
 
 
-@_asks("KeepStory", by=CHIEF)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "KeepStory", by=CHIEF)
 class KeepStoryRequest:
     """Has what a chief's page shows of the past kept, unless it is empty; answered with what was kept before. Raises LimitExceeded."""
 
@@ -426,8 +416,7 @@ class HiddenState:
         return {one.key: one.powers for one in self.powers}
 
 
-@_asks("ReadMetrics", by=READERS | CHIEF)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "ReadMetrics", by=READERS | CHIEF)
 class ReadMetricsRequest:
     """Asks what workers have reported, by name and worker."""
 
@@ -492,8 +481,7 @@ class ShardStatus:
     is_leaving: bool = False
 
 
-@_asks("GetShardStatus", by=EVERYBODY)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "GetShardStatus", by=EVERYBODY)
 class ShardStatusRequest:
     """Asks for step, memory and counters. The chief that has the shard says who it is, as a sign of life; others leave that out."""
 
@@ -502,8 +490,7 @@ class ShardStatusRequest:
     awaited: ClassVar[str] = "its status"
 
 
-@_asks("ShutdownShard", by=CHIEF | ADMIN)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "ShutdownShard", by=CHIEF | ADMIN)
 class ShutdownRequest:
     """Ends the server, which refuses all calls from then on. Idempotent. One that no chief has adopted obeys every fence."""
 
@@ -525,8 +512,7 @@ class Invitation:
     path: str = ""
 
 
-@_asks("OpenDataSocket", by=READERS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "OpenDataSocket", by=READERS)
 class DataSocketRequest:
     """Asks for a data socket beside gRPC."""
 
@@ -570,8 +556,7 @@ class SaveProgress:
     failure: PsError | None = None
 
 
-@_asks("SaveShard", by=CHIEF)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "SaveShard", by=CHIEF)
 class SaveRequest:
     """A step to save under the name `tag`: its values are copied, then written to storage in the background.
 
@@ -603,8 +588,7 @@ class RestoreProgress:
     num_bytes: int = 0
 
 
-@_asks("RestoreShard", by=CHIEF)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "RestoreShard", by=CHIEF)
 class RestoreRequest:
     """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
 

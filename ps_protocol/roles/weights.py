@@ -35,7 +35,6 @@ class FetchReply:
 
 
 @asks("ParameterService", "FetchWeights", by=READERS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
     """Asks for what brings a reader of a shard's variables from the step that it holds (None: it holds nothing) to another one.
 

@@ -287,10 +287,9 @@ message CountStepsResponse {
             ),
             Edit(
                 path="ps_protocol/roles/shard.py",
-                before='@_asks("ReadMetrics", by=READERS | CHIEF)\n',
+                before='@asks("ParameterService", "ReadMetrics", by=READERS | CHIEF)\n',
                 text='''\
-@_asks("CountSteps", by=READERS | CHIEF)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ParameterService", "CountSteps", by=READERS | CHIEF)
 class CountStepsRequest:
     """Asks how many steps the process has applied."""
 
@@ -360,10 +359,9 @@ message CountWorkersResponse {
             ),
             Edit(
                 path="ps_protocol/roles/chief.py",
-                before='@_asks("FinishTraining", by=OPERATORS)\n',
+                before='@asks("ChiefService", "FinishTraining", by=OPERATORS)\n',
                 text='''\
-@_asks("CountWorkers", by=READERS)
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@asks("ChiefService", "CountWorkers", by=READERS)
 class CountWorkersRequest:
     """Asks how many workers live."""
 
