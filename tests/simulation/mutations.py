@@ -152,7 +152,7 @@ def _adds_up_in_another_order(patch: pytest.MonkeyPatch) -> None:
 def _leaves_callers_waiting(patch: pytest.MonkeyPatch) -> None:
     """When a step is applied, nothing follows from it."""
     real = Training.applied
-    patch.setattr(Training, "applied", lambda self, event, now: False if event.work.step == 3 else real(self, event, now))
+    patch.setattr(Training, "applied", lambda self, event, now: False if event.work.request.step == 3 else real(self, event, now))
 
 
 def _tells_before_anybody_keeps_it(patch: pytest.MonkeyPatch) -> None:
