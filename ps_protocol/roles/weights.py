@@ -60,3 +60,10 @@ class FetchRequest:
             raise InvalidSpec(f"step: got {self.step} from {self.held_step}, want 0 to 2^62")
         if not 0 <= self.offset <= MAX_STEP:
             raise InvalidSpec(f"offset: got {self.offset}, want 0 to 2^62")
+
+    @property
+    def least(self) -> int:
+        """The earliest step that is an answer."""
+        if self.step is not None:
+            return self.step
+        return -1 if self.held_step is None else self.held_step + 1

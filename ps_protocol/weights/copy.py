@@ -4,15 +4,12 @@ Parameter servers have one, relays and stores, and each reader. Knows words, ste
 serialises the calls.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, StepGone
-from ps_protocol.model.checksums import checksum
+from ps_protocol.errors import InvalidSpec, MalformedMessage, StepGone
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
@@ -31,23 +28,22 @@ from ps_protocol.weights.words import (
 
 # One answer carries so many bytes of a patch, or of a whole copy, at most.
 PAGE_BYTES = 4 << 20
-# A whole copy stays the same for so long after a page of it was asked for, so that a slow reader gets all of it; but so many at most.
-WHOLE_LEASE_S = 20.0
-MAX_LEASED = 2
-# Newcomers are sent to a copy for so long after it was put aside: else they would keep it for ever, one after the other.
-_JOIN_S = 2.0
+# A message stays for so long after a page of it was asked for, so that a slow reader gets all of it. All of them have at most the bytes of
+# so many copies.
+LEASE_S = 20.0
+MAX_COPIES = 2
 # Of the words, so many may change in a step that a patch is made: more of them take longer to find than to send.
 MOST_CHANGED = 1 / 3
 _MAX_SELECTIONS = 64
 
 
 class Transfer:
-    """The pages of one answer on their way, from one source or several. `request` asks for the next one."""
+    """The pages of one answer on their way, from one source or several. `request` asks for the next one; `content`: the bytes of all."""
 
     def __init__(self, request: FetchRequest) -> None:
         self.request = request
+        self.content: Array = np.empty(0, np.uint8)
         self._first: FetchReply | None = None
-        self._content: Array | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -60,20 +56,13 @@ class Transfer:
         assert self._first is not None
         return self._first
 
-    @property
-    def content(self) -> Array:
-        """All bytes."""
-        assert self._content is not None
-        return self._content
-
     def take(self, reply: FetchReply) -> int:
         """Takes the next page and returns its bytes. Raises MalformedMessage if it is none of this answer."""
         if self._first is None:
             try:
-                self._first, self._content = reply, np.empty(reply.num_bytes, np.uint8)
+                self._first, self.content = reply, np.empty(reply.num_bytes, np.uint8)
             except (MemoryError, ValueError):
                 raise MalformedMessage(f"an answer of {reply.num_bytes} bytes, which no memory has") from None
-        assert self._content is not None
         start, size = self.request.offset, len(reply.content)
         if (reply.step, reply.is_patch, reply.num_bytes) != (self._first.step, self._first.is_patch, self._first.num_bytes) or (
             start + size > reply.num_bytes or not (size or start == reply.num_bytes)
@@ -81,24 +70,20 @@ class Transfer:
             raise MalformedMessage(
                 f"a page of {size} bytes at {start} of {reply.num_bytes}, step {reply.step}; want step {self._first.step}"
             )
-        self._content[start : start + size] = np.frombuffer(reply.content, np.uint8)
+        self.content[start : start + size] = np.frombuffer(reply.content, np.uint8)
         held_step = self.request.held_step if reply.is_patch else None  # says of the pages to come of which answer they are
         self.request = replace(self.request, step=reply.step, held_step=held_step, offset=start + size, max_wait_s=0.0)
         return size
 
 
-@light_dataclass(slots=True, kw_only=True, eq=False)
+@light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Update:
-    """What brings a copy to a step, with the digests that it must have there: a patch, or all words.
-
-    `before`: what the copy had in the place of all this, once it is put.
-    """
+    """What brings a copy to a step, with the digests that it must have there: a patch, or all words."""
 
     step: int
-    proof: Array
+    digests: Array
     patch: Patch = NO_PATCH
     words: Array | None = None
-    before: "tuple[int | None, Array, Array, list[_Link]] | None" = None
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,28 +97,34 @@ class _Link:
 
 
 @light_dataclass(slots=True, kw_only=True, eq=False)
-class _Whole:
-    """All words at a step, for those who fetch them. `num_readers`: as far as is known; until `leased_until` they stay for these."""
+class _Message:
+    """The bytes that bring readers to a step, for all of its pages and all who are given them. `num_readers`: as far as is known."""
 
     step: int
-    words: Array
     digests: Array
+    is_patch: bool
+    content: bytes | memoryview
     num_readers: int = 0
-    leased_until: float = 0.0
-    joined_until: float = 0.0
+    read_at: float = 0.0
 
-    def count_reader(self, *, is_first: bool, is_last: bool, now: float) -> None:
-        """Counts a page of it that is given out."""
-        self.num_readers = max(0, self.num_readers + is_first - is_last)
-        self.leased_until = now + WHOLE_LEASE_S if self.num_readers else now
+    def page(self, offset: int, *, now: float) -> bytes:
+        """Returns the page that begins there, and counts who reads on."""
+        end = offset + PAGE_BYTES
+        self.num_readers = max(0, self.num_readers + (offset == 0) - (end >= len(self.content)))
+        self.read_at = now
+        return bytes(self.content[offset:end])
+
+    def is_read(self, now: float) -> bool:
+        """Whether somebody may ask for the next page."""
+        return self.num_readers > 0 and now < self.read_at + LEASE_S
 
 
 class WeightCopy:
     """The words of a selection at one step; `step` None: there are none, or none that a patch is for.
 
-    A reader brings it forward by `put`, a server by `advance`. `keeps_patches`: it is followed in turn, and keeps patches of its own bytes
-    at most. `allocate` returns memory for so many bytes, or raises LimitExceeded; `release` takes it back. Whole copies are put aside for
-    slow readers, two at most.
+    A reader brings it forward by updates, a server by `advance`. It is followed in turn: where it `keeps_patches`, by patches of its own
+    bytes at most. `allocate` returns memory for the words, or raises LimitExceeded; `reserve` says whether there is room for so many bytes
+    of patches and messages, without which all words are sent; `release` takes both back.
     """
 
     def __init__(
@@ -142,36 +133,32 @@ class WeightCopy:
         *,
         keeps_patches: bool = False,
         allocate: Callable[[int], Array] = lambda nbytes: np.zeros(nbytes, np.uint8),
+        reserve: Callable[[int], bool] = lambda nbytes: True,
         release: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
         self.selection, self.keeps_patches = selection, keeps_patches
         self.step: int | None = None
         self.words: Array = np.empty(0, np.uint16)
         self.digests: Array = np.empty(0, np.uint64)
-        self._allocate, self._release = allocate, release
+        self._allocate, self._reserve, self._release = allocate, reserve, release
         self._nbytes = selection.num_words * WORD_BYTES
         self._links: list[_Link] = []
-        self._was_broken_off = False
-        # Who fetches all words, of the step that is here and of those before.
-        self._whole: _Whole | None = None
-        self._aside: list[_Whole] = []
+        # By the step that a reader holds (None: all words are sent), the step that it gets, and its slices; in the order of their making.
+        self._messages: dict[tuple[int | None, int, tuple[int, ...]], _Message] = {}
         self._selections: dict[tuple[int, ...], Selection] = {}
-        self._messages: OrderedDict[tuple[int | None, int, tuple[int, ...]], bytes] = OrderedDict()
 
     # How it is brought forward
 
     def advance(self, step: int, blocks: Iterator[tuple[int, Array]], *, now: float) -> None:
         """Makes it the copy of a later step, whose words come in blocks, in order, each with the position of its first.
 
-        What `blocks` raises is raised again; the copy is then what it was. Where most words had changed, or it is the second time in a row,
-        it has no step, and the next is copied without a comparison, which takes half as long. Copies put aside stay.
+        What `blocks` raises is raised again; the copy is then what it was, or has no step where most words had changed.
         """
         if not self.words.size:
             self.words = self._allocate(self._nbytes).view(np.uint16)
-        self._put_aside(now)
-        before, most = self.step, int(self.words.size * MOST_CHANGED) if self.words.size <= MAX_WORDS else 0
+        most = int(self.words.size * MOST_CHANGED) if self.words.size <= MAX_WORDS else 0
         parts: list[Patch] = []
-        num_changed = 0 if before is not None else self.words.size
+        num_changed = 0 if self.step is not None else self.words.size
         try:
             for start, block in blocks:
                 if num_changed > most:
@@ -180,70 +167,61 @@ class WeightCopy:
                     parts.append(overwrite(self.words, block, start))
                     num_changed += parts[-1].positions.size
         except BaseException:
-            if num_changed > most or self._was_broken_off:
+            if num_changed > most:
                 self.step = None
-                self._links.clear()
             else:
                 joined(parts).undo(self.words)
-            self._was_broken_off = True
             raise
-        self._was_broken_off = False
-        self._arrive(step, self.selection.digests(self.words), joined(parts) if num_changed <= most else None)
+        self._arrive(step, self.selection.digests(self.words), joined(parts) if num_changed <= most else None, now)
 
     def understood(self, received: Transfer) -> Update:
         """Returns the update that was received. Raises MalformedMessage if it is not for this selection."""
         reply, selection = received.first, self.selection
-        proof = np.array(reply.digests, np.uint64)
-        if proof.size != len(selection.of):
-            raise MalformedMessage(f"{proof.size} digests for {len(selection.of)} slices")
+        digests = np.array(reply.digests, np.uint64)
+        if digests.size != len(selection.of):
+            raise MalformedMessage(f"{digests.size} digests for {len(selection.of)} slices")
         if reply.is_patch:
             if self.step is None:
                 raise MalformedMessage(f"a patch to step {reply.step}, where no step is held")
             patch = decode_patch(received.content.data, num_words=selection.num_words)
-            return Update(step=reply.step, proof=proof, patch=patch)
+            return Update(step=reply.step, digests=digests, patch=patch)
         if reply.num_bytes != selection.num_words * WORD_BYTES:
             raise MalformedMessage(f"{reply.num_bytes} bytes of weights for {selection.num_words} words")
-        return Update(step=reply.step, proof=proof, words=received.content.view(np.uint16))
+        return Update(step=reply.step, digests=digests, words=received.content.view(np.uint16))
 
-    def put(self, update: Update, *, now: float = 0.0) -> tuple[int, ...]:
-        """Brings the copy to the update's step; returns the places of slices that are not right there: then `undo` must follow."""
-        self._put_aside(now)
-        update.before = self.step, self.words, self.digests, [*self._links]
-        if update.words is not None:
-            self.words = update.words
-        update.patch.apply(self.words)
+    def put(self, update: Update) -> tuple[int, ...]:
+        """Changes words as an update says; returns the places of slices that are not right then. Either `keep` or `undo` must follow."""
+        words = self.words if update.words is None else update.words
+        update.patch.apply(words)
         # Of all words, so that one that was damaged earlier is noticed, too.
-        self._arrive(update.step, self.selection.digests(self.words), update.patch if update.words is None else None)
-        return tuple(np.flatnonzero(self.digests != update.proof).tolist())
+        return tuple(np.flatnonzero(self.selection.digests(words) != update.digests).tolist())
 
     def undo(self, update: Update) -> None:
-        """Makes the copy what it was before an update was put."""
-        assert update.before is not None
+        """Makes the words what they were before an update was put."""
         update.patch.undo(self.words)
-        self.step, self.words, self.digests, self._links = update.before
 
-    def mend(self, update: Update, places: Sequence[int], received: Transfer) -> None:
-        """Gives an update slices that were wrong, fetched whole. Raises MalformedMessage if they are wrong again."""
+    def keep(self, update: Update, *, now: float = 0.0) -> None:
+        """Makes it the copy of the step of an update that was put."""
+        if update.words is not None:
+            self.words = update.words
+        self._arrive(update.step, update.digests, update.patch if update.words is None else None, now)
+
+    def mended(self, update: Update, places: Sequence[int], received: Transfer) -> Update:
+        """Returns an update with slices that were wrong as they were fetched whole. Raises MalformedMessage if these are others."""
         sizes = [int(self.selection.sizes[place]) for place in places]
         if received.first.is_patch or received.first.step != update.step or received.first.num_bytes != WORD_BYTES * sum(sizes):
             raise MalformedMessage(f"{received.first.num_bytes} bytes of step {received.first.step} for {len(places)} wrong slices")
-        parts = np.split(received.content.view(np.uint16), np.cumsum(sizes)[:-1])
-        for place, part in zip(places, parts, strict=True):
-            if checksum([part]) != int(update.proof[place]):
-                raise MalformedMessage(f"weights of step {update.step}: a slice differs from its digest, also fetched whole")
-        if update.words is None:
-            update.words = self.words.copy()
-            update.patch.apply(update.words)
-            update.patch = NO_PATCH
-        for place, part in zip(places, parts, strict=True):
-            self.selection.words_of(update.words, place)[:] = part
+        words = self.words.copy() if update.words is None else update.words
+        update.patch.apply(words)
+        for place, part in zip(places, np.split(received.content.view(np.uint16), np.cumsum(sizes)[:-1]), strict=True):
+            self.selection.words_of(words, place)[:] = part
+        return Update(step=update.step, digests=update.digests, words=words)
 
     def forget(self) -> None:
         """Holds nothing any more, so that all of it is fetched again. `words` stay: a program may still be shown them."""
-        self._release(self._nbytes * len(self._aside))
-        self.step = self._whole = None
-        for kept in (self._links, self._aside, self._messages):
-            kept.clear()
+        self.step = None
+        self._drop_links(len(self._links))
+        self._drop_messages(self._messages)
 
     def close(self) -> None:
         """Gives all memory back; the owner must not use it again."""
@@ -251,28 +229,28 @@ class WeightCopy:
         self._release(self.words.nbytes)
         self.words = self.words[:0]
 
-    def _arrive(self, step: int, digests: Array, patch: Patch | None) -> None:
+    def _arrive(self, step: int, digests: Array, patch: Patch | None, now: float) -> None:
         """Takes note of what led to the step that the words are of now; None: more than a patch."""
+        self._drop_messages([key for key, message in self._messages.items() if not message.is_read(now)])
         if patch is None or self.step is None or not self.keeps_patches:
-            self._links.clear()
+            self._drop_links(len(self._links))
         elif self.step != step:
-            self._links.append(_Link(before=self.step, step=step, patch=patch, digests=digests))
-            while sum(link.patch.nbytes for link in self._links) > self._nbytes and len(self._links) > 1:
-                del self._links[0]
+            while self._links and sum(link.patch.nbytes for link in self._links) + patch.nbytes > self._nbytes:
+                self._drop_links(1)
+            if self._reserve(patch.nbytes):
+                self._links.append(_Link(before=self.step, step=step, patch=patch, digests=digests))
+            else:
+                self._drop_links(len(self._links))
         self.step, self.digests = step, digests
 
-    def _put_aside(self, now: float) -> None:
-        """Copies what somebody reads all of before it changes, and lets go of the copies that nobody reads any more."""
-        free = [one for one in self._aside if one.leased_until <= now]
-        self._aside = [one for one in self._aside if one.leased_until > now]
-        self._release(self._nbytes * len(free))
-        whole, self._whole = self._whole, None
-        if whole is not None and whole.leased_until > now and len(self._aside) < MAX_LEASED:
-            with suppress(LimitExceeded):  # its readers begin again
-                whole.words = self._allocate(self._nbytes).view(np.uint16)
-                whole.words[:] = self.words
-                whole.joined_until = now + _JOIN_S
-                self._aside.append(whole)
+    def _drop_links(self, count: int) -> None:
+        for link in self._links[:count]:
+            self._release(link.patch.nbytes)
+        del self._links[:count]
+
+    def _drop_messages(self, keys: Iterable[tuple[int | None, int, tuple[int, ...]]]) -> None:
+        for key in [*keys]:
+            self._release(len(self._messages.pop(key).content))
 
     # What it gives to those who follow it
 
@@ -281,82 +259,82 @@ class WeightCopy:
         if request.encoding is not self.selection.encoding:
             raise InvalidSpec(f"encoding {request.encoding.name}: only {self.selection.encoding.name} is kept here")
         selection = self._selected(request.slices)
-        found = self._as_patch(request, selection)
-        if found is None:
-            whole = self._whole_for(request, now)
-            if whole is None or (request.offset and request.held_step is not None):  # the rest of a patch that is let go
-                later = newest_step if self.step is None else self.step
-                raise StepGone(f"step {request.step}: followers get step {later} now", facts={"step": str(later)})
-            step, digests = whole.step, whole.digests
-            content = self._content_of(whole, selection)
-            whole.count_reader(is_first=request.offset == 0, is_last=request.offset + PAGE_BYTES >= len(content), now=now)
-        else:
-            step, digests, message = found
-            content = memoryview(message)
-        if request.offset > len(content):
-            raise InvalidSpec(f"offset {request.offset}: there are {len(content)} bytes")
+        message = self._message_for(request, selection, now)
+        if message is None:
+            later = newest_step if self.step is None else self.step
+            raise StepGone(f"step {request.step}: followers get step {later} now", facts={"step": str(later)})
+        if request.offset > len(message.content):
+            raise InvalidSpec(f"offset {request.offset}: there are {len(message.content)} bytes")
         places = [self.selection.place(index) for index in selection.of]
         return FetchReply(
-            step=step,
+            step=message.step,
             newest_step=newest_step,
-            is_patch=found is not None,
-            num_bytes=len(content),
-            content=bytes(content[request.offset : request.offset + PAGE_BYTES]),
-            digests=tuple(digests[places].tolist()) if request.offset == 0 else (),
+            is_patch=message.is_patch,
+            num_bytes=len(message.content),
+            content=message.page(request.offset, now=now),
+            digests=tuple(message.digests[places].tolist()) if request.offset == 0 else (),
         )
 
-    def patches_since(self, before: int | None, step: int | None = None) -> "tuple[list[Patch], Array] | None":
-        """Returns what leads from one step to another (None: to the one that is here), and the digests there; None: it is not kept."""
+    def patch_since(self, before: int | None, step: int | None = None) -> tuple[Patch, Array] | None:
+        """Returns what leads from one step to another (None: to the one that is here), and the digests there; None: all words are less."""
         step = self.step if step is None else step
         if before is not None and before == step == self.step:
-            return [], self.digests
+            return NO_PATCH, self.digests
         firsts = [place for place, link in enumerate(self._links) if link.before == before]
         lasts = [place for place, link in enumerate(self._links) if link.step == step]
         if not firsts or not lasts:
             return None
-        return [link.patch for link in self._links[firsts[0] : lasts[0] + 1]], self._links[lasts[0]].digests
-
-    def _as_patch(self, request: FetchRequest, selection: Selection) -> tuple[int, Array, bytes] | None:
-        """Returns the step that a reader gets by a patch, the digests there, and the patch; None if it gets the whole."""
-        step = self.step if request.step is None else request.step
-        if step is None or request.held_step is None:
-            return None
-        key = (request.held_step, step, request.slices)
-        message = self._messages.get(key)
-        if message is not None and request.offset:
-            return step, self.digests, message  # also where what it was made of is let go; its first page had the digests
-        found = self.patches_since(request.held_step, step)
-        if found is None:
-            return None
-        patches, digests = found
+        patches = [link.patch for link in self._links[firsts[0] : lasts[0] + 1]]
         if sum(patch.positions.size for patch in patches) > self.selection.num_words * MOST_CHANGED:
             return None
-        if message is None:
-            message = self._keep(key, encode_patch(selection.of_patch(merged(patches), self.selection)))
-        return step, digests, message
+        return merged(patches), self._links[lasts[0]].digests
 
-    def _whole_for(self, request: FetchRequest, now: float) -> _Whole | None:
-        if self._whole is None and self.step is not None:
-            self._whole = _Whole(step=self.step, words=self.words, digests=self.digests)
-        if request.step is None and self._whole is not None:
-            # Where no more copies are put aside, those who are slow share the last one, while that is young and new to them.
-            last = self._aside[-1] if len(self._aside) == MAX_LEASED else None
-            is_young = last is not None and last.joined_until > now and (request.held_step is None or last.step > request.held_step)
-            return last if last is not None and is_young else self._whole
-        return next((one for one in (self._whole, *self._aside) if one is not None and one.step == request.step), None)
+    def _message_for(self, request: FetchRequest, selection: Selection, now: float) -> _Message | None:
+        """Returns what a page is asked of; None: it is not there any more."""
+        step = self.step if request.step is None else request.step
+        if step is None:
+            return None
+        key = request.held_step, step, request.slices
+        if key in self._messages:
+            return self._messages[key]
+        if request.held_step is not None:
+            if request.offset:
+                return None  # the rest of a patch that is let go
+            found = self.patch_since(request.held_step, step)
+            if found is not None:
+                content = encode_patch(selection.of_patch(found[0], self.selection))
+                message = _Message(step=step, digests=found[1], is_patch=True, content=content)
+                if self._has_room(len(content), now):
+                    self._messages[key] = message
+                    return message
+                if len(content) <= PAGE_BYTES:
+                    return message
+        return self._whole_for(step, request, selection, now)
 
-    def _content_of(self, whole: _Whole, selection: Selection) -> memoryview:
-        if selection.of == self.selection.of:
-            return whole.words.view(np.uint8).data
-        key = (None, whole.step, selection.of)
-        return memoryview(self._messages.get(key) or self._keep(key, selection.taken_from(whole.words, self.selection).tobytes()))
-
-    def _keep(self, key: tuple[int | None, int, tuple[int, ...]], message: bytes) -> bytes:
-        """Keeps a message for its other pages and other readers; the bytes of all but one have at most those of a copy."""
-        self._messages[key] = message
-        while len(self._messages) > 1 and sum(map(len, self._messages.values())) > self._nbytes:
-            self._messages.popitem(last=False)
+    def _whole_for(self, step: int, request: FetchRequest, selection: Selection, now: float) -> _Message | None:
+        key = None, step, request.slices
+        if key in self._messages or step != self.step:
+            return self._messages.get(key)
+        words, content = selection.taken_from(self.words, self.selection), None
+        if words.nbytes > PAGE_BYTES and request.offset == 0:
+            # The words will change before a slow reader has all pages. Who finds no room shares what others read, if that is news.
+            if self._has_room(words.nbytes, now):
+                content = words.tobytes()
+            elif request.step is None:
+                wholes = [(at, of, message) for (held, at, of), message in self._messages.items() if held is None]
+                if news := [message for at, of, message in wholes if of == request.slices and at >= request.least]:
+                    return news[-1]
+        message = _Message(step=step, digests=self.digests, is_patch=False, content=content or words.view(np.uint8).data)
+        if content is not None:
+            self._messages[key] = message
         return message
+
+    def _has_room(self, nbytes: int, now: float) -> bool:
+        """Whether a message of so many bytes may be kept, which then are reserved."""
+        most = MAX_COPIES * self._nbytes - nbytes
+        if sum(len(message.content) for message in self._messages.values()) > most:
+            self._drop_messages([key for key, message in self._messages.items() if not message.is_read(now)])
+        return sum(len(message.content) for message in self._messages.values()) <= most and self._reserve(nbytes)
 
     def _selected(self, slices: tuple[int, ...]) -> Selection:
         found = self._selections.get(slices)

@@ -83,12 +83,17 @@ class MemoryBudget:
         """Returns a zeroed buffer; raises LimitExceeded if it does not fit."""
         return self.allocate_by(lambda: aligned_bytes(nbytes), nbytes, purpose=purpose)
 
+    def reserve_spare(self, nbytes: int) -> bool:
+        """Counts bytes as `reserve` does if they fit without anybody's letting go of anything; returns whether they do."""
+        with self._lock:
+            if is_free := self._fits(nbytes):
+                self.allocated_bytes += nbytes
+            return is_free
+
     def allocate_spare(self, nbytes: int) -> Array | None:
         """Returns a zeroed buffer if it fits without anybody's letting go of anything, else None."""
-        with self._lock:
-            if not self._fits(nbytes):
-                return None
-            self.allocated_bytes += nbytes
+        if not self.reserve_spare(nbytes):
+            return None
         try:
             return aligned_bytes(nbytes)
         except MemoryError:

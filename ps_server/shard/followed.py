@@ -22,6 +22,8 @@ from ps_server.numbers.tables import Table
 UNUSED_S = 60.0
 # Encoded and compared at a time: it stays in a core's cache with what it is compared with.
 _BLOCK_BYTES = 1 << 18
+# So often in a row a step is overwritten while it is copied; then steps wait for the copy.
+_MAX_BROKEN_OFF = 2
 # So many copies, of different tables or in different encodings, are kept.
 _MAX_KINDS = 8
 # An encoding, and which tables there are beside the dense variables.
@@ -39,20 +41,21 @@ class StepCopy:
 
 @light_dataclass(slots=True, kw_only=True, eq=False)
 class _Followed:
-    """A copy of one model in one encoding, and when somebody asked for it last. `lock` serialises all."""
+    """A copy of one model in one encoding, when somebody asked for it last, and how often it was broken off. `lock` serialises all."""
 
     model: "weakref.ref[ShardModel]"
     tables: "weakref.WeakSet[Table]"
     copy: WeightCopy
     lock: threading.Lock
     asked_at: float
+    num_broken_off: int = 0
 
 
 class FollowedWeights:
-    """Answers the followers of a shard. Thread-safe: those who ask for one encoding wait for each other, and no step waits for them.
+    """Answers the followers of a shard. Thread-safe: those who ask for one encoding wait for each other.
 
     It encodes a step when the first of them asks for it, block by block, and compares it with the one that it encoded before, whose place
-    it takes; of tables, those that somebody asks for. `clock`: in seconds.
+    it takes; of tables, those that somebody asks for. No step waits for that, unless it `is_starved`. `clock`: in seconds.
     """
 
     def __init__(self, budget: MemoryBudget, *, clock: Callable[[], float]) -> None:
@@ -60,6 +63,11 @@ class FollowedWeights:
         self._lock = threading.Lock()
         self._followed: dict[_Kind, _Followed] = {}
         budget.on_shortage(lambda: self._let_go(0.0))
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether steps pass so fast that there is none for somebody who follows them."""
+        return bool(self._followed) and any(one.num_broken_off >= _MAX_BROKEN_OFF for one in [*self._followed.values()])
 
     def answer(self, request: FetchRequest, *, model: ShardModel, copy: StepCopy | None, newest_step: int) -> FetchReply:
         """Returns a page of the answer. `copy`: of the step that is wanted, if the shard has it.
@@ -76,7 +84,12 @@ class FollowedWeights:
                 weights, now = one.copy, self._clock()
                 one.asked_at = now
                 if copy is not None and (weights.step is None or copy.step > weights.step):
-                    weights.advance(copy.step, _blocks(model, weights.selection, copy), now=now)
+                    try:
+                        weights.advance(copy.step, _blocks(model, weights.selection, copy), now=now)
+                        one.num_broken_off = 0
+                    except StepGone:
+                        one.num_broken_off += 1
+                        raise
                 return weights.answer(request, newest_step=newest_step, now=now)
 
     def let_go_unused(self) -> None:
@@ -104,6 +117,7 @@ class FollowedWeights:
                     selection,
                     keeps_patches=True,
                     allocate=lambda nbytes: self._budget.allocate(nbytes, purpose="a copy of the variables for followers"),
+                    reserve=self._budget.reserve_spare,
                     release=self._budget.release,
                 ),
                 lock=threading.Lock(),

@@ -24,7 +24,7 @@ from ps_server.numbers.memory import MemoryBudget
 
 # How long a call waits for a step under way before it asks its caller to repeat it.
 TURN_WAIT_S = 20.0
-# How long an apply waits for readers of the copy that it would overwrite, under policies whose steps wait for nothing else.
+# How long an apply waits for readers of the copy that it would overwrite.
 READERS_WAIT_S = 2.0
 # As much as one message can carry, with room for its other fields.
 MAX_RECORD_BYTES = 12 << 20
@@ -46,7 +46,9 @@ class Gate:
         self._lock = QuickCondition()
         self._is_taken = False
         self._num_arrivals = 0
+        # How many there are of each step; the second ones hold up steps under all policies.
         self._readers: dict[int, int] = {}
+        self._holders: dict[int, int] = {}
         # The wait for readers of earlier steps than this one has timed out.
         self._given_up_before = 0
         self._listeners: set[Callable[[], object]] = set()
@@ -87,14 +89,18 @@ class Gate:
 
     def reading(self, step: int) -> "_Reader":
         """Notes a reader of `step` for the `with` block, which is without the lock; an apply that would overwrite its step may wait."""
-        return _Reader(self, step)
+        return _Reader(self._lock, self._readers, step)
+
+    def holding(self, step: int) -> "_Reader":
+        """Does as `reading`, for a reader that each apply waits for: one that would get no step at all."""
+        return _Reader(self._lock, self._holders, step)
 
     # Waiting
 
     @property
     def is_free(self) -> bool:
         """Whether no step, arrival or reader is under way, so a turn would start at once. Does not take the lock."""
-        return not (self._is_taken or self._num_arrivals or self._readers)
+        return not (self._is_taken or self._num_arrivals or self._readers or self._holders)
 
     @property
     def is_idle(self) -> bool:
@@ -111,14 +117,20 @@ class Gate:
         if self._is_taken:
             self._wait_for(lambda: not self._is_taken)
 
-    def wait_for_readers(self, *, before: int) -> None:
+    def wait_for_readers(self, *, before: int, is_for_all: bool) -> None:
         """In a block: waits until no reader reads a step before `before`, without the lock, but at most READERS_WAIT_S.
 
-        A slower reader has to read again, and steps no longer wait for it: one reader that hangs does not set the pace.
+        `is_for_all`: else only for those that hold it. A slower reader has to read again, and steps no longer wait for it: one reader that
+        hangs does not set the pace.
         """
         if before < self._given_up_before:
             self._given_up_before = 0
-        if not self._lock.wait_for(lambda: not any(self._given_up_before <= step < before for step in self._readers), READERS_WAIT_S):
+
+        def is_free() -> bool:
+            steps = {*self._holders, *(self._readers if is_for_all else ())}
+            return not any(self._given_up_before <= step < before for step in steps)
+
+        if not self._lock.wait_for(is_free, READERS_WAIT_S):
             self._given_up_before = before
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
@@ -252,25 +264,23 @@ class _Unlocked:
 
 
 class _Reader:
-    """One reader of a step."""
+    """One reader of a step, among others."""
 
-    __slots__ = ("_gate", "_step")
+    __slots__ = ("_lock", "_readers", "_step")
 
-    def __init__(self, gate: Gate, step: int) -> None:
-        self._gate, self._step = gate, step
+    def __init__(self, lock: QuickCondition, readers: dict[int, int], step: int) -> None:
+        self._lock, self._readers, self._step = lock, readers, step
 
     def __enter__(self) -> None:
-        gate = self._gate
-        with gate._lock:
-            gate._readers[self._step] = gate._readers.get(self._step, 0) + 1
+        with self._lock:
+            self._readers[self._step] = self._readers.get(self._step, 0) + 1
 
     def __exit__(self, *_: object) -> None:
-        gate = self._gate
-        with gate._lock:
-            gate._readers[self._step] -= 1
-            if not gate._readers[self._step]:
-                del gate._readers[self._step]
-                gate._lock.notify_all()
+        with self._lock:
+            self._readers[self._step] -= 1
+            if not self._readers[self._step]:
+                del self._readers[self._step]
+                self._lock.notify_all()
 
 
 # Workers that are known not to have to be looked at again; beyond it the one known longest is.

@@ -319,9 +319,8 @@ class Shard:
             model = self._model_locked()
             if model.is_repeated(request):
                 return ApplyReply(step=model.step, repeated_request=True, checksums=model.last_checksums)
-            if model.accepts_stale:
-                # Steps come as fast as they can, and each overwrites the copy before the last: a slow reader would never come through.
-                self._gate.wait_for_readers(before=model.step)
+            # Where steps come as fast as they can, each overwrites the copy before the last: a slow reader would never come through.
+            self._gate.wait_for_readers(before=model.step, is_for_all=model.accepts_stale)
             work = model.begin_apply(request)
             started = time.perf_counter()
             try:
@@ -349,24 +348,25 @@ class Shard:
             # Else the weights of a cluster that began anew would be taken for later ones of the one before.
             fences.check_era(request.era)
             model = self._model_locked(request.layout_hash)
-            least = (-1 if request.held_step is None else request.held_step + 1) if request.step is None else request.step
-            if model.step < least and request.max_wait_s:
+            if model.step < request.least and request.max_wait_s:
 
                 def is_there() -> bool:
-                    return self._model is not model or fences.served_epoch != request.era.epoch or model.step >= least
+                    return self._model is not model or fences.served_epoch != request.era.epoch or model.step >= request.least
 
                 self._gate.wait_at_most(min(request.max_wait_s, MAX_WAIT_SLICE_S), is_there)
                 model = self._admitted_locked(request.era.epoch, request.layout_hash)
                 fences.check_era(request.era)
             newest = model.step
-            if newest < least:
-                raise StepNotReady(f"{self._name}: step {least} has not been made yet, it is at step {newest}", facts={"step": str(newest)})
-            copy = None
+            if newest < request.least:
+                raise StepNotReady(
+                    f"{self._name}: step {request.least} has not been made yet, it is at step {newest}", facts={"step": str(newest)}
+                )
+            step, copy = newest if request.step is None else request.step, None
             with suppress(StepGone):  # followers may have a copy of it nevertheless
-                buffer = model.buffer(newest if request.step is None else request.step)
-                assert buffer.step is not None
-                copy = StepCopy(step=buffer.step, memory=buffer.memory, is_intact=model.watch(buffer))
-        return self._followed.answer(request, model=model, copy=copy, newest_step=newest)
+                buffer = model.buffer(step)
+                copy = StepCopy(step=step, memory=buffer.memory, is_intact=model.watch(buffer))
+        with self._gate.holding(step) if self._followed.is_starved else nullcontext():
+            return self._followed.answer(request, model=model, copy=copy, newest_step=newest)
 
     # The workers': how the model begins
 

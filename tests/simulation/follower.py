@@ -44,8 +44,10 @@ class SimulatedFollower:
             return
         if self._chance.random() < 0.1:
             return  # the answer is lost
-        if copy.put(copy.understood(transfer)):
-            raise BrokenPromise(f"2: a follower's copy of {server} is not what its digests say at step {copy.step}")
+        update = copy.understood(transfer)
+        if copy.put(update):
+            raise BrokenPromise(f"2: a follower's copy of {server} is not what its digests say at step {update.step}")
+        copy.keep(update)
         self._copies[server] = (era, layout.hash), copy
         self.num_patches += transfer.first.is_patch
         self._oracle.read((era.life, era.epoch), transfer.first.step, {index: copy.words.view(np.uint8)}, by="a follower")

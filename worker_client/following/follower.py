@@ -442,9 +442,9 @@ class Follower:
             return
         updates = {index: copies[index].understood(transfer) for index, transfer in received.items()}
         if wrong := self._put(updates):
-            self._mend(updates, wrong)
+            updates |= {index: self._mended(index, updates[index], places) for index, places in wrong.items()}
             if wrong := self._put(updates):
-                raise MalformedMessage(f"the weights of step {updates[min(wrong)].step} are not those of the servers")
+                raise MalformedMessage(f"weights of step {updates[min(wrong)].step}: a slice differs from its digest, also fetched whole")
         self._ahead //= 2
 
     def _receive_step(self, indices: Sequence[int]) -> dict[int, Transfer]:
@@ -541,11 +541,13 @@ class Follower:
         """Brings all copies to their updates' steps at once; or none, and returns the places of slices that are wrong, by shard."""
         assert self._followed is not None
         with self._changed:
-            found = {index: self._copies[index].put(update, now=time.monotonic()) for index, update in updates.items()}
+            found = {index: self._copies[index].put(update) for index, update in updates.items()}
             if wrong := {index: places for index, places in found.items() if places}:
                 for index, update in updates.items():
                     self._copies[index].undo(update)
                 return wrong
+            for index, update in updates.items():
+                self._copies[index].keep(update, now=time.monotonic())
             steps = [copy.step for copy in self._copies if copy.selection.num_words]
             if None not in steps:
                 era = self._followed.era
@@ -554,18 +556,17 @@ class Follower:
             self._changed.notify_all()
         return {}
 
-    def _mend(self, updates: Mapping[int, Update], wrong: Mapping[int, tuple[int, ...]]) -> None:
-        """Fetches slices whole that would differ from the source's."""
-        for index, places in wrong.items():
-            copy, update = self._copies[index], updates[index]
-            slices = tuple(copy.selection.of[place] for place in places)
-            names = sorted({copy.selection.layout.pieces[at].variable.name for at in slices})
-            log.warning("ps %d: %s differ from what the server has at step %d; fetching them whole", index, shown(names), update.step)
-            received = self._receive({index: self._request(index, step=update.step, slices=slices)})
-            if index not in received:
-                raise MalformedMessage(f"ps {index} does not have step {update.step} any more, of which slices are missing")
-            copy.mend(update, places, received[index])
-            self.num_mended += len(slices)
+    def _mended(self, index: int, update: Update, places: tuple[int, ...]) -> Update:
+        """Fetches slices whole that would differ from the source's, and returns the update with them."""
+        copy = self._copies[index]
+        slices = tuple(copy.selection.of[place] for place in places)
+        names = sorted({copy.selection.layout.pieces[at].variable.name for at in slices})
+        log.warning("ps %d: %s differ from what the server has at step %d; fetching them whole", index, shown(names), update.step)
+        received = self._receive({index: self._request(index, step=update.step, slices=slices)})
+        if index not in received:
+            raise MalformedMessage(f"ps {index} does not have step {update.step} any more, of which slices are missing")
+        self.num_mended += len(slices)
+        return copy.mended(update, places, received[index])
 
     def _heard(self, newest_step: int) -> None:
         with self._changed:

@@ -13,8 +13,7 @@ from dataclasses import replace
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, InvalidSpec, PermissionDenied, StorageFailed, StorageFull, Superseded
 from ps_protocol.process.waiting import delays_s
-from ps_protocol.weights.copy import MOST_CHANGED
-from ps_protocol.weights.words import Patch, merged
+from ps_protocol.weights.words import NO_PATCH, Patch
 from worker_client.following.follower import Follower, Held
 from worker_client.following.index import INDEX, Index, decode_index, encode_index
 from worker_client.following.sources import Version
@@ -162,12 +161,9 @@ class StoreKeeper:
         patches: list[Patch] = []
         if self._index is not None and self._index.continues(held.followed):
             before = self._index.step
-            found = [copy.patches_since(before) if copy.selection.num_words else ([], copy.digests) for copy in held.copies]
+            found = [copy.patch_since(before) if copy.selection.num_words else (NO_PATCH, copy.digests) for copy in held.copies]
             if None not in found:
-                patches = [merged(one[0]) for one in found if one is not None]
-        num_words = sum(copy.selection.num_words for copy in held.copies)
-        if sum(patch.positions.size for patch in patches) > num_words * MOST_CHANGED:
-            patches = []
+                patches = [one[0] for one in found if one is not None]
         is_due = not patches or self._is_anchor_due(held.version.step, sum(patch.nbytes for patch in patches))
         return Taken(held, [copy.digests for copy in held.copies], [copy.words.copy() for copy in held.copies] if is_due else (), patches)
 

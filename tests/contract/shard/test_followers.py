@@ -1,7 +1,9 @@
 """Followers of the variables at every `Shard`."""
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from ps_protocol.roles.shard import AdoptRequest, Shard
 from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.weights.copy import Transfer, WeightCopy
 from ps_protocol.weights.words import Selection
+from ps_server.shard import followed
 from tests.support.chief.eras import era, fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, table, variable, views
 from worker_client.following.follower import decoded
@@ -38,7 +41,9 @@ class Reader:
         transfer = Transfer(replace(self.request, held_step=self.copy.step, **more))  # type: ignore[arg-type]
         while not transfer.is_whole:
             transfer.take(self.shard.call(transfer.request))
-        assert not self.copy.put(self.copy.understood(transfer))
+        update = self.copy.understood(transfer)
+        assert not self.copy.put(update)
+        self.copy.keep(update)
         return transfer.first
 
 
@@ -131,6 +136,51 @@ def test_a_table_is_copied_whole_while_steps_change_it(shard: Shard) -> None:
         np.testing.assert_array_equal(table_rows.reshape(-1, 8)[rows], dense[0])
     thread.join()
     assert reader.copy.step == 60
+
+
+def test_steps_that_pass_faster_than_they_are_encoded_wait_for_a_follower_that_gets_none(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step adds the same to all elements, so that a mixture would be noticed."""
+    trainer, made, num_made = Trainer(shard, layout_of(variable("w", (1_000,)))), threading.Condition(), 0
+    trainer.create(0.0)
+    reader, is_over = Reader(shard, FloatEncoding.AS_IS, layout=trainer.layout), threading.Event()
+
+    def train() -> None:
+        nonlocal num_made
+        while not is_over.is_set():
+            header = trainer.header(step=num_made)
+            trainer.push(header, trainer.arena(1.0))
+            trainer.apply(header.push_id, step=num_made)
+            with made:
+                num_made += 1
+                made.notify_all()
+
+    def frames_that_take_longer_than_steps(*arguments: Any) -> Iterator[Any]:
+        for frame in encoded_frames(*arguments):
+            with made:
+                later = num_made + 3
+                made.wait_for(lambda later=later: num_made >= later, timeout=0.2)  # they do not come while it is waited for
+            yield frame
+
+    monkeypatch.setattr(followed, "encoded_frames", frames_that_take_longer_than_steps)
+    thread = threading.Thread(target=train)
+    thread.start()
+    num_had, num_gone = 0, 0
+    try:
+        while num_had < 4 and num_gone <= 2 * 4:
+            try:
+                reader.bring(max_wait_s=20.0)
+            except StepGone:
+                num_gone += 1
+                continue
+            num_had += 1
+            content, _ = reader.copy.selection.content_of(reader.copy.words, 0)
+            assert np.unique(content.view(np.float32)).size == 1
+    finally:
+        is_over.set()
+        thread.join()
+    assert num_had == 4
 
 
 def test_a_step_that_is_not_there_yet_is_waited_for(trainer: Trainer) -> None:
