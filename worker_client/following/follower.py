@@ -62,10 +62,6 @@ class Part:
     index: Any = ()
 
 
-class _NothingYet(NotInitialized):
-    """There is no model to follow yet."""
-
-
 class Held(NamedTuple):
     """What a follower holds: of which model and era, as far as it is kept here; its version; the newest step; the shards' copies."""
 
@@ -78,17 +74,6 @@ class Held(NamedTuple):
 T = TypeVar("T")
 # What a slice is given to: a name, the part of the variable that is wanted under it, the slice, its bytes, and how they are encoded.
 PutSlice = Callable[[str, Part, VariableSlice, Array, FloatEncoding], None]
-
-
-class _Arrays:
-    """Arrays that the weights were copied into, by identity."""
-
-    def __init__(self, target: Mapping[str, Array]) -> None:
-        self._arrays = dict(target)
-
-    def are(self, target: Mapping[str, Array]) -> bool:
-        """Whether these are the very same arrays under the same names."""
-        return self._arrays.keys() == target.keys() and all(array is target[name] for name, array in self._arrays.items())
 
 
 class Follower:
@@ -127,7 +112,7 @@ class Follower:
         # What the program has.
         self._taken: Version | None = None
         self._arrays: dict[str, Array] | None = None
-        self._shown: dict[object, tuple[Array, ...]] = {}
+        self._shown: dict[object, tuple[tuple[Array, ...], Mapping[str, Array] | None]] = {}
         self._thread = threading.Thread(target=self._run, name="lockstep-follow", daemon=True)
         self._thread.start()
 
@@ -316,20 +301,18 @@ class Follower:
             if name in target:
                 _put(target[name], part, piece, content, encoding)
 
-        # The arrays themselves, which are kept, and so cannot be others of the same identity.
-        key = next((key for key in self._shown if isinstance(key, _Arrays) and key.are(target)), None)
-        self._give(key or _Arrays(target), put)
+        self._give(tuple((name, id(array)) for name, array in target.items()), put, of=target)
 
-    def _give(self, key: object, put: PutSlice) -> None:
-        known = self._shown.pop(key, ())
+    def _give(self, key: object, put: PutSlice, *, of: "Mapping[str, Array] | None" = None) -> None:
+        known, _ = self._shown.pop(key, ((), None))
         for place, copy in enumerate(self._copies):
             for at in changed_places(copy, known[place] if known else None):
                 piece = copy.selection.layout.pieces[copy.selection.of[at]]
                 content, is_encoded = copy.selection.content_of(copy.words, at)
                 for name, part in self._names_of(piece.variable):
                     put(name, part, piece, content, self._encoding if is_encoded else FloatEncoding.AS_IS)
-        # Of the targets that were used last.
-        self._shown[key] = tuple(copy.digests for copy in self._copies)
+        # Of the targets that were used last, whose arrays are kept, so that others cannot have their identities.
+        self._shown[key] = tuple(copy.digests for copy in self._copies), None if of is None else dict(of)
         if len(self._shown) > _MAX_TARGETS:
             del self._shown[next(iter(self._shown))]
 
@@ -373,36 +356,30 @@ class Follower:
                 pauses, num_failed, silence = delays_s(random.Random(), max_s=_MAX_PAUSE_S), 0, Wait(_WAITS, None)
                 continue
             except StepGone as error:
-                self._ahead = min(max(1, 2 * self._ahead), _MAX_AHEAD)
+                num_failed, self._ahead = 0, min(max(1, 2 * self._ahead), _MAX_AHEAD)
                 self._heard(int(error.facts.get("step", 0)))
                 reason = f"steps pass faster than {self._source.place} gives them: {error.message}"
-                self._say(reason)
-                if not self._is_awaited:
-                    silence.explain(reason)
-                continue
-            except _NothingYet as error:
-                reason = error.message
             except LOST as error:
-                reason = error.message
+                num_failed, reason = num_failed + 1, error.message
                 if not self._ask_for_place(error):
                     return
             except MalformedMessage as error:
                 log.warning("fetching all of the weights anew: %s", error.message)
-                reason = error.message
+                num_failed, reason = num_failed + 1, error.message
                 with self._changed:
                     for copy in self._copies:
                         copy.forget()
             except (Unavailable, ShuttingDown, DeadlineExceeded, LimitExceeded) as error:
-                reason = error.message
+                num_failed, reason = num_failed + 1, error.message
             except Exception as error:  # else those who wait would wait for ever
                 self._end(error)
                 return
-            num_failed += 1
             # The servers of a training that has ended may be gone.
             self._say(reason, is_over=num_failed >= _FAILED_AT_THE_END and self._source.is_over)
             if not self._is_awaited:
                 silence.explain(reason)
-            self._closed.wait(next(pauses))
+            if num_failed:
+                self._closed.wait(next(pauses))
 
     def _report(self) -> FollowerReport:
         with self._changed:
@@ -424,7 +401,7 @@ class Follower:
         try:
             followed = self._source.open()
         except NotInitialized as error:
-            raise _NothingYet(error.message) from None
+            raise Unavailable(error.message) from None
         if followed is not self._followed:
             self._begin(followed)
         copies = self._copies
@@ -432,7 +409,7 @@ class Follower:
         if not with_words:
             raise InvalidSpec("the model has nothing but tables: pass tables=True, or the names of those to follow")
         was_over = self._source.is_over  # before the last step may have been made
-        if followed.has_common_steps:
+        if followed.policy.has_common_steps:
             received = self._receive_step(with_words)
         else:
             received = self._receive({index: self._request(index, step=None, max_wait_s=_SHORT_POLL_S) for index in with_words})

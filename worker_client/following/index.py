@@ -1,6 +1,7 @@
 """The index of a store of weights: of which training they are, which anchors and patches there are. Knows JSON; opens no file."""
 
 import json
+from collections.abc import Set
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -78,17 +79,23 @@ class Index:
         kinds = [(one.era, one.kept) for one in (self.followed, followed)]
         return kinds[0] == kinds[1] and hashes[0] == hashes[1]
 
-    def ways(self, held_step: int | None, step: int) -> list[tuple[Entry, ...]]:
-        """Returns the ways to a step, the shortest first: patches from the step that is held, or an anchor, and patches from there."""
-        following: dict[int | None, Entry] = {entry.before: entry for entry in self.entries if entry.before is not None}
-        starts = [((entry,), entry.step) for entry in self.entries if entry.before is None]
+    def next_entry(self, held_step: int | None, *, without: Set[str]) -> Entry | None:
+        """Returns what comes first on the shortest way to the newest step: a patch of the step that is held, or an anchor; None: no way.
+
+        `without`: tags that cannot be read.
+        """
+        entries = [entry for entry in self.entries if entry.tag not in without]
+        following = {entry.before: entry for entry in entries if entry.before is not None}
+        starts = [following[held_step]] if held_step in following else []
+        starts += [entry for entry in entries if entry.before is None and entry.step > (-1 if held_step is None else held_step)]
         found = []
-        for way, at in [((), held_step), *starts]:
-            while at != step and (link := following.get(at)) is not None and link.step <= step:
-                way, at = (*way, link), link.step
-            if at == step:
+        for start in starts:
+            way = [start]
+            while (link := following.get(way[-1].step)) is not None:
+                way.append(link)
+            if way[-1].step == self.step:
                 found.append(way)
-        return sorted(found, key=lambda way: sum(entry.num_bytes for entry in way))
+        return min(found, key=lambda way: sum(entry.num_bytes for entry in way))[0] if found else None
 
     def pruned(self, keep_steps: int) -> "Index":
         """Returns the index with its newest anchor and all after it, and of the last `keep_steps` before it as much as two anchors have."""

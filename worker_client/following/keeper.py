@@ -156,7 +156,7 @@ class StoreKeeper:
         """Takes what is to be written of a step, before the copies change; None: it is written."""
         if held.version == self._written:
             return None
-        if not held.followed.has_common_steps:
+        if not held.followed.policy.has_common_steps:
             raise InvalidSpec("each parameter server has steps of its own in this cluster (async): there is no step to write")
         patches: list[Patch] = []
         if self._index is not None and self._index.continues(held.followed):

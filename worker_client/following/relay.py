@@ -82,10 +82,8 @@ class Relay:
         self._first_era, self._num_shards = registration.participant.era, len(registration.shard_addresses)
         # What the follower held when somebody asked last.
         self._held: Held | None = None
-        # Under the condition: readers, with when they were heard, who must not be silent while a step is put.
-        self._hearing = threading.Condition()
-        self._readers: dict[int, float] = {}
-        self._end, self._failure, self._is_closed = End.NOT_YET, "", False
+        self._num_readers, self._asked_at = 0, time.monotonic()
+        self._end, self._failure, self._closed = End.NOT_YET, "", threading.Event()
         identity = Identity(cluster=self._cluster, role=Role.RELAY, index=0, process_incarnation=secrets.randbits(63) | 1)
         self._server = RpcServer(security, identity=identity, address=address)
         self._follower = Follower(ClusterSource(link, registration), encoding=encoding, takes_kept=takes_kept, tables=tables)
@@ -115,15 +113,13 @@ class Relay:
 
     def close(self) -> None:
         """Ends the following and the server, in some seconds."""
-        self._is_closed = True
-        with self._hearing:
-            self._hearing.notify_all()
+        self._closed.set()
         self._follower.close()
         self._server.stop(_GRACE_S)
         self._server.close()
 
     def run(self) -> None:
-        """Serves until training has ended and all readers have left, or are silent. Raises the error that ended the following."""
+        """Serves until training has ended and nobody asks any more. Raises the error that ended the following."""
         end, failure = End.FINISHED, None
         try:
             while not self._follower.has_ended:
@@ -131,9 +127,8 @@ class Relay:
         except TrainingFailed as error:
             end, failure = End.INTERRUPTED, error
         self._end, self._failure = end, failure.message if failure is not None else ""
-        with self._hearing:
-            while not self._is_closed and any(heard_at + _LEASE_S > time.monotonic() for heard_at in self._readers.values()):
-                self._hearing.wait(_LOOK_S)
+        while self._asked_at + _LEASE_S > time.monotonic() and not self._closed.wait(_LOOK_S):
+            pass
         if failure is not None:
             raise failure
 
@@ -152,13 +147,13 @@ class Relay:
         former, held = request.former, self._held
         if former is not None:
             self._check_era(former.era, is_new=True)
+        self._num_readers += former is None
         participant = Participant(
             era=former.era if former is not None and held is None else self._era,
             kind=request.kind,
-            index=len(self._readers) if former is None else former.index,
+            index=self._num_readers if former is None else former.index,
             incarnation=max(1, request.request_id) if former is None else former.incarnation,
         )
-        self._hear(participant)
         return Registration(
             participant=participant,
             lease_s=_LEASE_S,
@@ -170,19 +165,10 @@ class Relay:
 
     def _beat(self, request: HeartbeatRequest, call: Call) -> End:
         self._check_era(request.participant.era)
-        self._hear(request.participant)
         return self._end
 
-    def _hear(self, reader: Participant) -> None:
-        now = time.monotonic()
-        with self._hearing:
-            self._readers = {one: heard_at for one, heard_at in self._readers.items() if heard_at + _LEASE_S > now}
-            self._readers[reader.incarnation] = now
-
     def _leave(self, request: DeregisterRequest, call: Call) -> None:
-        with self._hearing:
-            self._readers.pop(request.participant.incarnation, None)
-            self._hearing.notify_all()
+        """Nobody waits for it."""
 
     def _model(self, request: GetModelRequest, call: Call) -> AgreedModel:
         held = self._held
@@ -232,8 +218,8 @@ class Relay:
 
     def _check_era(self, era: Era, *, is_new: bool = False) -> None:
         """Raises EpochMismatch if a caller must register again, unless it is about to; Unavailable if it is this relay that is behind."""
-        own = self._era
-        if self._is_closed:
+        own, self._asked_at = self._era, time.monotonic()
+        if self._closed.is_set():
             raise ShuttingDown("the relay ends")
         if self._failure:
             raise TrainingFailed(self._failure)

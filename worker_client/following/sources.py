@@ -53,11 +53,6 @@ class Followed:
     policy: PolicySpec = DEFAULT_POLICY
     kept: KeptWeights | None = None
 
-    @property
-    def has_common_steps(self) -> bool:
-        """Whether a step is one of all shards; else each of them has steps of its own."""
-        return self.policy.has_common_steps
-
     def agreed(self, *, step: int) -> AgreedModel:
         """Returns it as a chief describes a model, for others to follow."""
         pieces = ((shard, piece) for shard, layout in enumerate(self.layouts) for piece in (*layout.slices, *layout.tables))

@@ -26,7 +26,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import FollowerReport
 from ps_protocol.roles.weights import FetchReply, FetchRequest
-from ps_protocol.weights.words import Patch, Selection, decode_patch, encode_patch, merged
+from ps_protocol.weights.words import Patch, Selection, decode_patch, encode_patch
 from worker_client.following.follower import Held
 from worker_client.following.index import FORMAT, INDEX, Entry, Index, decode_index
 from worker_client.following.sources import Followed
@@ -147,10 +147,26 @@ class StoreSource:
         return self._index.followed
 
     def fetch(self, requests: Mapping[int, FetchRequest]) -> Mapping[int, FetchReply]:
-        """Answers from the files, all in one page; waits for a later step where none is named."""
-        if any(request.step is None for request in requests.values()):
-            self._await_news(requests)
-        return {shard: reply for shard, request in requests.items() if (reply := self._answer(shard, request)) is not None}
+        """Answers with the next entry, all of it in one page; waits for a later step where none is named. All readers hold one step."""
+        request = next(iter(requests.values()))
+        if request.step is None:
+            self._await_news(request)
+        index = self._index
+        assert index is not None
+        if index.step in (None, request.held_step) or request.era != index.followed.era:
+            return {}
+        while (entry := index.next_entry(request.held_step, without=self._bad)) is not None:
+            if request.step not in (None, entry.step):
+                return {}
+            try:
+                return {shard: self._reply(entry, shard, one.slices, index) for shard, one in requests.items()}
+            except StorageFailed as error:
+                raise Unavailable(error.message) from None
+            except (CheckpointNotFound, DataLoss) as error:
+                log.warning("%s: %s; another way is tried", self.place, error.message)
+                self._bad.add(entry.tag)
+        self._look()
+        raise Unavailable(f"{self.place}: step {index.step} cannot be read; the next anchor is waited for")
 
     def lost(self, error: PsError) -> None:
         """There is no place to lose: the index says what is there."""
@@ -189,13 +205,13 @@ class StoreSource:
             self._bad.clear()
         self._index, self._content, self._changed_at, self._is_drained = index, content, self._looked_at, False
 
-    def _await_news(self, requests: Mapping[int, FetchRequest]) -> None:
-        """Waits until the index has a step beyond those that are held, or is of another training; looks at it once in each interval."""
-        end = time.monotonic() + max(request.max_wait_s for request in requests.values())
+    def _await_news(self, request: FetchRequest) -> None:
+        """Waits until the index has a step beyond the one that is held, or is of another training; looks at it once in each interval."""
+        end = time.monotonic() + request.max_wait_s
         while not self._closed.is_set():
             index, now = self._index, time.monotonic()
             assert index is not None
-            if any(request.era != index.followed.era or request.held_step != index.step for request in requests.values()):
+            if request.era != index.followed.era or request.held_step != index.step:
                 return
             if index.is_over or (now >= end and now < self._looked_at + self._interval_s):
                 self._is_drained, silent_s = True, now - self._changed_at
@@ -205,52 +221,20 @@ class StoreSource:
             self._closed.wait(self._looked_at + self._interval_s - now)
             self._look()
 
-    def _answer(self, shard: int, request: FetchRequest) -> FetchReply | None:
-        """Returns what brings a reader to a step by the shortest way whose files are right; None: there is nothing for it."""
-        index = self._index
-        assert index is not None
-        step = index.step if request.step is None else request.step
-        if step is None or step == request.held_step or request.era != index.followed.era:
-            return None
+    def _reply(self, entry: Entry, shard: int, slices: tuple[int, ...], index: Index) -> FetchReply:
+        """Returns what an entry has for a reader of a shard. Raises DataLoss and others of the storage."""
         whole = self._wholes[shard]
-        selection = Selection(whole.layout, whole.encoding, request.slices or None)
-        for way in index.ways(request.held_step, step):
-            if any(entry.tag in self._bad for entry in way) or (found := self._read(way, shard, whole)) is None:
-                continue
-            words, patches, digests = found
-            if words is None:
-                content = encode_patch(selection.of_patch(merged(patches), whole))
-            else:
-                for patch in patches:
-                    patch.apply(words)
-                content = selection.taken_from(words, whole).tobytes()
-            return FetchReply(
-                step=step,
-                newest_step=max(index.newest_step, step),
-                is_patch=words is None,
-                num_bytes=len(content),
-                content=content,
-                digests=tuple(digests[[whole.place(at) for at in selection.of]].tolist()),
-            )
-        self._look()
-        raise Unavailable(f"{self.place}: step {step} of ps {shard} cannot be read; the next anchor is waited for")
-
-    def _read(self, way: Sequence[Entry], shard: int, whole: Selection) -> tuple[Array | None, list[Patch], Array] | None:
-        """Returns the words that a way begins with (None: it begins with a patch), its patches, and the digests at its end; or None."""
-        words: Array | None = None
-        patches: list[Patch] = []
-        digests = np.empty(0, np.uint64)
-        for entry in way:
-            try:
-                content, digests = read_entry(self._storage, entry, shard, whole)
-            except StorageFailed as error:
-                raise Unavailable(error.message) from None
-            except (CheckpointNotFound, DataLoss) as error:
-                log.warning("%s: %s; another way is tried", self.place, error.message)
-                self._bad.add(entry.tag)
-                return None
-            if isinstance(content, Patch):
-                patches.append(content)
-            else:
-                words = content
-        return words, patches, digests
+        selection = Selection(whole.layout, whole.encoding, slices or None)
+        found, digests = read_entry(self._storage, entry, shard, whole)
+        if isinstance(found, Patch):
+            content = encode_patch(selection.of_patch(found, whole))
+        else:
+            content = selection.taken_from(found, whole).tobytes()
+        return FetchReply(
+            step=entry.step,
+            newest_step=max(index.newest_step, entry.step),
+            is_patch=entry.before is not None,
+            num_bytes=len(content),
+            content=content,
+            digests=tuple(digests[[whole.place(at) for at in selection.of]].tolist()),
+        )

@@ -258,7 +258,7 @@ def test_a_reader_of_the_index_before_still_finds_its_files_for_a_while(keep_s: 
         assert source.fetch({0: request})[0].step == 0
     else:
         wait_until(lambda: len(open_storage(directory).stored()) == len(index.entries), what="the others are gone")
-        with pytest.raises(Unavailable, match="step 0 of ps 0 cannot be read"):
+        with pytest.raises(Unavailable, match="step 0 cannot be read"):
             source.fetch({0: request})
         request = replace(request, step=None)
         assert source.fetch({0: request})[0].step == 5, "it has read the index again"
@@ -412,7 +412,7 @@ def test_a_damaged_anchor_is_said_until_there_is_another_one(trained: Trained, d
     await_kept(directory, 0)
     flip(files_of(directory, is_anchor=True)[0])
     weights = trained.reader(directory)
-    with pytest.raises(DeadlineExceeded, match="step 0 of ps 0 cannot be read; the next anchor is waited for"):
+    with pytest.raises(DeadlineExceeded, match="step 0 cannot be read; the next anchor is waited for"):
         weights.wait(timeout_s=0.5)
     assert sum("sha256 mismatch" in text for text in caplog.messages) == 1, "it is not read again and again"
     trained.step()

@@ -156,11 +156,14 @@ def test_steps_that_pass_faster_than_they_are_encoded_wait_for_a_follower_that_g
                 num_made += 1
                 made.notify_all()
 
+    def await_steps() -> None:
+        with made:
+            later = num_made + 3
+            made.wait_for(lambda: num_made >= later, timeout=0.2)  # they do not come while they wait for the copy
+
     def frames_that_take_longer_than_steps(*arguments: Any) -> Iterator[Any]:
         for frame in encoded_frames(*arguments):
-            with made:
-                later = num_made + 3
-                made.wait_for(lambda later=later: num_made >= later, timeout=0.2)  # they do not come while it is waited for
+            await_steps()
             yield frame
 
     monkeypatch.setattr(followed, "encoded_frames", frames_that_take_longer_than_steps)
