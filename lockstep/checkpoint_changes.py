@@ -111,7 +111,7 @@ def _changed(storage: CheckpointStorage, checkpoint: Checkpoint) -> list[SavedTe
                     numbers[slice_name] = values + part.piece.start
                 else:
                     tables.setdefault(part.whole_name, []).append(values)
-                if not part.part and not variable.is_keyed:
+                if not part.part and variable.keys is None:
                     rows = numbers.get(slice_name, np.arange(part.piece.start, part.piece.stop))
                     tables.setdefault(f"{part.whole_name}@{ROWS_PART}", []).append(rows)
     joined = {name: np.concatenate(pieces) for name, pieces in tables.items()}

@@ -17,7 +17,7 @@ from ps_protocol.checkpoint.catalog import max_tensors_of
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorEntry, TensorFileReader, encode_header, open_file, tensor_name
 from ps_protocol.errors import DataLoss, InvalidSpec
-from ps_protocol.model.keys import KEYS_PART, USE_PART, are_gone
+from ps_protocol.model.keys import KEYS_PART, USE_PART
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import Placement
@@ -108,7 +108,7 @@ def _joined(
                     part = parts(entry.name)
                     if part is None or part.whole_name not in arrays:
                         continue
-                    if part.piece.variable.is_keyed:
+                    if part.piece.variable.keys is not None:
                         start, kept = num_rows[part.whole_name], there.get(tensor_name(part.piece))
                         num_rows[part.whole_name] += _num_rows(entry, kept)
                         rows = arrays[part.whole_name][start : num_rows[part.whole_name]]
@@ -126,15 +126,20 @@ def _joined(
 
 def _rows_there(storage: CheckpointStorage, checkpoint: Checkpoint) -> dict[str, Array]:
     """Returns which rows are not gone by their age, by name of the slice, for tables whose rows have one. Raises DataLoss."""
-    pieces = {tensor_name(placed.slice, USE_PART): placed.slice for placed in checkpoint.placement if placed.slice.variable.max_age_steps}
+    aging = {
+        tensor_name(one.slice, USE_PART): (tensor_name(one.slice), keys)
+        for one in checkpoint.placement
+        if (keys := one.slice.variable.keys) is not None and keys.max_age_steps
+    }
     there: dict[str, Array] = {}
-    for file in checkpoint.files if pieces else ():
+    for file in checkpoint.files if aging else ():
         with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard)) as reader:
             for entry in reader:
-                if (piece := pieces.get(entry.name)) is not None:
+                if entry.name in aging:
+                    name, keys = aging[entry.name]
                     used = np.empty(entry.num_bytes // 4, np.uint32)
                     reader.read_into(used)
-                    there[tensor_name(piece)] = ~are_gone(used, step=checkpoint.step, max_age=piece.variable.max_age_steps)
+                    there[name] = ~keys.are_gone(used, step=checkpoint.step)
     return there
 
 
@@ -156,7 +161,7 @@ def _wholes(
                 part = parts(entry.name)
                 if part is None or (part.part not in ("", KEYS_PART) and not has_slots):
                     continue
-                is_keyed = part.piece.variable.is_keyed
+                is_keyed = part.piece.variable.keys is not None
                 if entry.shape != part.piece.shape and not is_keyed:
                     raise DataLoss(f"{checkpoint.tag}/{file.name}: tensor {entry.name!r} has shape {entry.shape}, want {part.piece.shape}")
                 shape = part.piece.variable.shape

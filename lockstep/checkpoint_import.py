@@ -154,7 +154,7 @@ def _free_tag(storage: CheckpointStorage, tag: str) -> str:
 def _slice_of(entry: TensorEntry, memory: Array, header: Header, part: Part, *, where: str) -> Array:
     """Returns a shard's part of a whole tensor, as a view of the mapped file."""
     variable = part.piece.variable
-    if variable.is_keyed:
+    if variable.keys is not None:
         raise InvalidSpec(f"{where}: {variable.name!r} is a table with keys, which is not imported; restore the checkpoint itself")
     if entry.shape != variable.shape or entry.dtype != variable.data_type.dtype:
         raise InvalidSpec(

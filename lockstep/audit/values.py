@@ -222,7 +222,7 @@ class _Replica:
         ]
         for tensor in now.tensors():
             variable = tensor.piece.variable
-            if variable.is_keyed:
+            if variable.keys is not None:
                 continue
             whole = snapshot.arrays.setdefault((variable.name, tensor.part), np.zeros(variable.shape, tensor.memory.dtype))
             whole[_box(tensor.piece)] = tensor.memory
@@ -235,7 +235,7 @@ def _fill(model: ShardModel, content: Array, hidden: HiddenState) -> None:
     pieces = [tensor.content for tensor in tensors if not tensor.piece.variable.is_sparse]
     for table in model.tables:
         parts = table.parts
-        if table.piece.variable.is_keyed:
+        if table.piece.variable.keys is not None:
             start = sum(piece.nbytes for piece in pieces)
             keys = content[start : start + next(counts, 0) * 8].copy().view("<i8")
             table.extend(keys)

@@ -8,6 +8,7 @@ each bucket by itself, so that what a table keeps does not depend on the number 
 Source of the bijection: the finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 """
 
+import enum
 import hashlib
 from collections.abc import Iterable
 from typing import Any
@@ -16,23 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import shown
 
 # Of a table without a bound on its rows.
 NUM_BUCKETS = 1 << 16
-# The most rows that such a bound may let be.
-MAX_BOUND = 1 << 36
-# The most steps that may not use a row which stays.
-MAX_AGE = (1 << 31) - 1
 # The part of a keyed table in a checkpoint that has its keys; no slot of an optimizer has this name, which is none in a formula.
 KEYS_PART = "row keys"
 # And the part with the step that used each row last, modulo 2^32, where old rows make room for new ones.
 USE_PART = "row use"
 # And the part with the counters of keys that are not admitted yet: bytes, the same number for each bucket.
 OCCURRENCES_PART = "row occurrences"
-# The most steps with a gradient for a key that it may have to wait for.
-MAX_ADMIT_AFTER = 32
 # And in a delta the part that says which rows of a table the others have, by their numbers in the slice, ascending.
 ROWS_PART = "row numbers"
+
+# What bounds may be at most. A bucket's counters forget faster than a rarer key could be counted.
+_BOUNDS = {"max_rows": 1 << 36, "max_age_steps": (1 << 31) - 1, "admit_after": 32}
 
 # How many rows of a bounded table a bucket has at least; fewer in small tables, so that they have buckets for several servers.
 _BUCKET_ROWS, _SMALL_BUCKET_ROWS, _MAX_SMALL_BUCKETS = 64, 16, 1 << 10
@@ -43,6 +43,51 @@ _INVERSES = np.uint64(0x96DE1B173F119089), np.uint64(0x319642B2D24D8EC3)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 Keys = npt.NDArray[np.int64]
+
+
+class KeyKind(enum.Enum):
+    """The integers that name rows, by their names in NumPy."""
+
+    INT64 = "int64"
+    UINT64 = "uint64"
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class KeySpec:
+    """What names the rows of a keyed table, and which keys have one.
+
+    Where it has `max_rows`, those that were not used lately make room for new ones. After `max_age_steps` that did not use it, a row is
+    gone. A key gets one in a step with `admit_probability`, or in the `admit_after`th step that has a gradient for it. None: no such bound.
+    """
+
+    kind: KeyKind = KeyKind.INT64
+    max_rows: int | None = None
+    max_age_steps: int | None = None
+    admit_probability: float = 1.0
+    admit_after: int | None = None
+
+    def check(self, what: str) -> None:
+        """Raises InvalidSpec, which says of what, unless each number is one that it may be."""
+        for option, most in _BOUNDS.items():
+            value = getattr(self, option)
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                raise InvalidSpec(f"{what}: {option} = {shown(value)}, want a whole number from 1 to {most}, or None for no bound")
+        chance = self.admit_probability
+        if type(chance) not in (int, float) or not 0 < chance <= 1:
+            raise InvalidSpec(f"{what}: admit_probability = {shown(chance)}, want more than 0 and at most 1")
+        if chance < 1 and self.admit_after is not None:
+            raise InvalidSpec(f"{what}: admit_probability = {chance} and admit_after = {self.admit_after}; give one of them")
+
+    @property
+    def num_buckets(self) -> int:
+        """The buckets that the table is cut by, a power of two."""
+        return buckets_for(self.max_rows or 0)
+
+    def are_gone(self, used: npt.NDArray[np.uint32], *, step: int) -> npt.NDArray[np.bool_]:
+        """Returns whether rows are gone at a step, by the steps that used them last, modulo 2^32."""
+        # Signed: a step that is being applied has used rows later.
+        gone: npt.NDArray[np.bool_] = (np.uint32(step & 0xFFFFFFFF) - used).view(np.int32) >= (self.max_age_steps or 1 << 31)
+        return gone
 
 
 def spread(keys: npt.NDArray[Any]) -> Keys:
@@ -93,13 +138,6 @@ def draws(spread_keys: Keys, *, seed: int, step: int) -> npt.NDArray[np.float64]
     words = spread_keys.view(np.uint64) ^ salt
     mix(words)
     return (words >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
-
-
-def are_gone(used: npt.NDArray[np.uint32], *, step: int, max_age: int) -> npt.NDArray[np.bool_]:
-    """Returns whether rows are gone at a step, by the steps that used them last, modulo 2^32."""
-    # Signed: a step that is being applied has used rows later.
-    gone: npt.NDArray[np.bool_] = (np.uint32(step & 0xFFFFFFFF) - used).view(np.int32) >= max_age
-    return gone
 
 
 def key_range(start: int, stop: int, *, num_buckets: int) -> tuple[int, int]:

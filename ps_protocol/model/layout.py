@@ -169,12 +169,12 @@ class VariableSlice:
     @property
     def first_index(self) -> int:
         """What is subtracted from the index of a row of the whole table where rows of the part are pushed and read."""
-        return 0 if self.variable.is_keyed else self.start
+        return self.start if self.variable.keys is None else 0
 
     @property
     def index_range(self) -> tuple[int, int]:
         """The least and the greatest index that a row of the part has in the whole table: a number, or a spread key."""
-        return key_range(self.start, self.stop, num_buckets=self.extent) if self.variable.is_keyed else (self.start, self.stop - 1)
+        return (self.start, self.stop - 1) if self.variable.keys is None else key_range(self.start, self.stop, num_buckets=self.extent)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -446,7 +446,7 @@ def place(model: ModelSpec, *, num_shards: int) -> Placement:
     placed, turn = [], itertools.cycle(range(num_shards))
     for piece in pieces:
         shard = pins.get(piece.variable.name)
-        if shard is None and piece.variable.is_keyed:
+        if shard is None and piece.variable.keys is not None:
             # Each shard gets the same share.
             shard = piece.start * num_shards // piece.extent
         if shard is None:
@@ -504,7 +504,7 @@ def _num_pieces(variable: VariableSpec, model: ModelSpec, num_shards: int) -> in
     policy, optimizer = model.placement, variable.optimizer or model.optimizer
     is_whole = optimizer.needs_whole_variables or (variable.constraint is not None and variable.constraint.needs_whole_variable)
     # Nobody knows how large a keyed table will be.
-    num_wanted = num_shards if variable.is_keyed else math.ceil(variable.nbytes / policy.split_bytes) if policy.split_bytes else 1
+    num_wanted = num_shards if variable.keys is not None else math.ceil(variable.nbytes / policy.split_bytes) if policy.split_bytes else 1
     if num_wanted <= 1 or not variable.shape or not policy.split_bytes or is_whole:
         return 1
     if any(name == variable.name for name, _ in policy.pins):  # asked last: with many variables there may be as many pins

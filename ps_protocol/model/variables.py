@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.expressions import VARIABLE, Formula
-from ps_protocol.model.keys import MAX_ADMIT_AFTER, MAX_AGE, MAX_BOUND, buckets_for
+from ps_protocol.model.keys import KeySpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.programs import Names, Program, compiled, parsed
@@ -29,14 +29,6 @@ class SparseMean(enum.Enum):
 
     PER_INDEX = 1
     PER_REPLICA = 2
-
-
-class RowKeys(enum.Enum):
-    """What names a row of a table: its number, from 0, of as many rows as the shape says; or any integer of 64 bits."""
-
-    NUMBERS = "numbers"
-    INT64 = "int64"
-    UINT64 = "uint64"
 
 
 class ConstraintKind(enum.Enum):
@@ -229,9 +221,7 @@ class VariableSpec:
 
     `optimizer` None: the model's. `is_sparse`: a table whose gradients come as rows; it is read by rows, and not with the other variables.
     `initializer` (tables only) None: the first values are sent. `partition` None: cut by size, by the model's placement policy.
-    `keys` (tables only): a keyed table begins without any row, and ANY is the extent of axis 0. Where it has `max_rows` (0: no such bound),
-    those that were not used lately make room for new ones. After `max_age_steps` (0: never) that did not use it, a row is gone. A key gets
-    one in a step with `admit_probability` (0: always), or in the `admit_after`th step that has a gradient for it (0: the first).
+    `keys` (tables only): a keyed table begins without any row, and ANY is the extent of axis 0; None: rows have numbers.
     """
 
     name: str
@@ -243,15 +233,11 @@ class VariableSpec:
     initializer: Initializer | None = None
     constraint: Constraint | None = None
     partition: Partition | None = None
-    keys: RowKeys = RowKeys.NUMBERS
-    max_rows: int = 0
-    max_age_steps: int = 0
-    admit_probability: float = 0.0
-    admit_after: int = 0
+    keys: KeySpec | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        check_shape(self.shape[1:] if self.is_keyed else self.shape, name=self.name)
+        check_shape(self.shape if self.keys is None else self.shape[1:], name=self.name)
         if self.nbytes > MAX_TENSOR_BYTES:
             raise LimitExceeded(f"variable {self.name!r}: {self.nbytes} bytes, limit {MAX_TENSOR_BYTES}; split it into several variables")
         self._check_options()
@@ -269,19 +255,12 @@ class VariableSpec:
         if self.initializer is not None and not self.is_sparse:
             raise InvalidSpec(f"{what}: only sparse variables are initialised by the server; give the values of a dense one")
         zero_row = None if self.initializer is None else self.initializer.zero_row
-        for option, most in (("max_rows", MAX_BOUND), ("max_age_steps", MAX_AGE), ("admit_after", MAX_ADMIT_AFTER)):
-            value = getattr(self, option)
-            if type(value) is not int or not 0 <= value <= most or (value and not self.is_keyed):
-                raise InvalidSpec(f"{what}: {option} = {shown(value)}, want 1 to {most}, of a table with keys only")
-        chance = self.admit_probability
-        if type(chance) is not float or not 0 <= chance < 1 or (chance and not self.is_keyed):
-            raise InvalidSpec(f"{what}: admit_probability = {shown(chance)}, want more than 0 and at most 1, of a table with keys only")
-        if self.is_keyed and (not self.is_sparse or self.initializer is None or self.shape[:1] != (ANY,)):
-            raise InvalidSpec(f"{what}: only a table of any rows ({ANY}, …) whose first values its server makes has keys")
-        if chance and self.admit_after:
-            raise InvalidSpec(f"{what}: admit_probability = {chance} and admit_after = {self.admit_after}; give one of them")
-        if self.is_keyed and zero_row is not None:
-            raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and rows with keys have no number")
+        if self.keys is not None:
+            self.keys.check(what)
+            if not self.is_sparse or self.initializer is None or self.shape[:1] != (ANY,):
+                raise InvalidSpec(f"{what}: only a table of any rows ({ANY}, …) whose first values its server makes has keys")
+            if zero_row is not None:
+                raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and rows with keys have no number")
         if zero_row is not None and zero_row >= self.shape[0]:
             raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and there are {self.shape[0]} rows")
         if self.partition is None:
@@ -300,14 +279,9 @@ class VariableSpec:
         return self.optimizer is not None and self.optimizer.is_update_rule
 
     @property
-    def is_keyed(self) -> bool:
-        """Whether it is a table without a size, whose rows are named by keys."""
-        return self.keys is not RowKeys.NUMBERS
-
-    @property
     def size(self) -> int:
         """Number of elements; 0 for a keyed table, which begins without any."""
-        return 0 if self.is_keyed else math.prod(self.shape)
+        return math.prod(self.shape) if self.keys is None else 0
 
     @property
     def nbytes(self) -> int:
@@ -321,8 +295,8 @@ class VariableSpec:
 
     def extent(self, axis: int) -> int:
         """Returns the number of parts that can be cut along an axis: its extent, 1 for a scalar, and a keyed table's buckets of keys."""
-        if self.is_keyed and axis == 0:
-            return buckets_for(self.max_rows)
+        if self.keys is not None and axis == 0:
+            return self.keys.num_buckets
         return self.shape[axis] if self.shape else 1
 
 

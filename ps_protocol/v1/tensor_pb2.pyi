@@ -20,12 +20,6 @@ class SparseMean(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPARSE_MEAN_UNSPECIFIED: _ClassVar[SparseMean]
     SPARSE_MEAN_PER_INDEX: _ClassVar[SparseMean]
     SPARSE_MEAN_PER_REPLICA: _ClassVar[SparseMean]
-
-class RowKeys(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    ROW_KEYS_UNSPECIFIED: _ClassVar[RowKeys]
-    ROW_KEYS_INT64: _ClassVar[RowKeys]
-    ROW_KEYS_UINT64: _ClassVar[RowKeys]
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_FLOAT64: DataType
@@ -34,9 +28,6 @@ DATA_TYPE_BFLOAT16: DataType
 SPARSE_MEAN_UNSPECIFIED: SparseMean
 SPARSE_MEAN_PER_INDEX: SparseMean
 SPARSE_MEAN_PER_REPLICA: SparseMean
-ROW_KEYS_UNSPECIFIED: RowKeys
-ROW_KEYS_INT64: RowKeys
-ROW_KEYS_UINT64: RowKeys
 
 class Era(_message.Message):
     __slots__ = ("life", "epoch")
@@ -53,6 +44,28 @@ class Fence(_message.Message):
     era: Era
     chief_incarnation: int
     def __init__(self, era: _Optional[_Union[Era, _Mapping]] = ..., chief_incarnation: _Optional[int] = ...) -> None: ...
+
+class KeySpec(_message.Message):
+    __slots__ = ("kind", "max_rows", "max_age_steps", "admit_probability", "admit_after")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[KeySpec.Kind]
+        KIND_INT64: _ClassVar[KeySpec.Kind]
+        KIND_UINT64: _ClassVar[KeySpec.Kind]
+    KIND_UNSPECIFIED: KeySpec.Kind
+    KIND_INT64: KeySpec.Kind
+    KIND_UINT64: KeySpec.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    kind: KeySpec.Kind
+    max_rows: int
+    max_age_steps: int
+    admit_probability: float
+    admit_after: int
+    def __init__(self, kind: _Optional[_Union[KeySpec.Kind, str]] = ..., max_rows: _Optional[int] = ..., max_age_steps: _Optional[int] = ..., admit_probability: _Optional[float] = ..., admit_after: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("kind", "low", "high", "formula")
@@ -113,7 +126,7 @@ class Partition(_message.Message):
     def __init__(self, axis: _Optional[int] = ..., num_slices: _Optional[int] = ...) -> None: ...
 
 class VariableSpec(_message.Message):
-    __slots__ = ("name", "data_type", "shape", "optimizer", "is_sparse", "sparse_mean", "initializer", "constraint", "partition", "keys", "max_rows", "max_age_steps", "admit_probability", "admit_after")
+    __slots__ = ("name", "data_type", "shape", "optimizer", "is_sparse", "sparse_mean", "initializer", "constraint", "partition", "keys")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -124,10 +137,6 @@ class VariableSpec(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
-    MAX_AGE_STEPS_FIELD_NUMBER: _ClassVar[int]
-    ADMIT_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
-    ADMIT_AFTER_FIELD_NUMBER: _ClassVar[int]
     name: str
     data_type: DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -137,12 +146,8 @@ class VariableSpec(_message.Message):
     initializer: Initializer
     constraint: Constraint
     partition: Partition
-    keys: RowKeys
-    max_rows: int
-    max_age_steps: int
-    admit_probability: float
-    admit_after: int
-    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., is_sparse: bool = ..., sparse_mean: _Optional[_Union[SparseMean, str]] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., keys: _Optional[_Union[RowKeys, str]] = ..., max_rows: _Optional[int] = ..., max_age_steps: _Optional[int] = ..., admit_probability: _Optional[float] = ..., admit_after: _Optional[int] = ...) -> None: ...
+    keys: KeySpec
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., is_sparse: bool = ..., sparse_mean: _Optional[_Union[SparseMean, str]] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., keys: _Optional[_Union[KeySpec, _Mapping]] = ...) -> None: ...
 
 class VariableSlice(_message.Message):
     __slots__ = ("variable", "start", "stop", "axis")

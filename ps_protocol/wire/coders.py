@@ -4,13 +4,14 @@
 from functools import lru_cache
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model.data import DataMarks, DataPass, DataRange, DataSpec
+from ps_protocol.model.keys import KeyKind, KeySpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.merging import MergeName, MergeSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
-from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, Partition, RowKeys, SparseMean, VariableSpec
+from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, Partition, SparseMean, VariableSpec
 from ps_protocol.roles.accumulators import AccumulatorCreation, AccumulatorSpec, AccumulatorStatus, AccumulatorStatusRequest, CreateAccumulatorRequest, DeleteAccumulatorRequest, GradientHeader, GradientReply, Reduction, SetAccumulatorStepRequest, TakeRequest
 from ps_protocol.roles.board import BoardRequest, FoundHeader, Key, PostHeader
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
@@ -27,14 +28,14 @@ from typing import Any
 
 _DataType_NUMBERS: dict[Any, Any] = {DataType.FLOAT32: 1, DataType.FLOAT64: 2, DataType.FLOAT16: 3, DataType.BFLOAT16: 4}
 _SparseMean_NUMBERS: dict[Any, Any] = {SparseMean.PER_INDEX: 1, SparseMean.PER_REPLICA: 2}
-_RowKeys_NUMBERS: dict[Any, Any] = {RowKeys.NUMBERS: 0, RowKeys.INT64: 1, RowKeys.UINT64: 2}
 _DataType_MEMBERS: dict[Any, Any] = {1: DataType.FLOAT32, 2: DataType.FLOAT64, 3: DataType.FLOAT16, 4: DataType.BFLOAT16}
 _SparseMean_MEMBERS: dict[Any, Any] = {1: SparseMean.PER_INDEX, 2: SparseMean.PER_REPLICA}
-_RowKeys_MEMBERS: dict[Any, Any] = {0: RowKeys.NUMBERS, 1: RowKeys.INT64, 2: RowKeys.UINT64}
 _InitializerKind_NUMBERS: dict[Any, Any] = {InitializerKind.CONSTANT: 1, InitializerKind.UNIFORM: 2, InitializerKind.NORMAL: 3}
 _InitializerKind_MEMBERS: dict[Any, Any] = {1: InitializerKind.CONSTANT, 2: InitializerKind.UNIFORM, 3: InitializerKind.NORMAL}
 _ConstraintKind_NUMBERS: dict[Any, Any] = {ConstraintKind.NON_NEGATIVE: 1, ConstraintKind.CLIP: 2, ConstraintKind.MAX_NORM: 3, ConstraintKind.UNIT_NORM: 4, ConstraintKind.FORMULA: 5}
 _ConstraintKind_MEMBERS: dict[Any, Any] = {1: ConstraintKind.NON_NEGATIVE, 2: ConstraintKind.CLIP, 3: ConstraintKind.MAX_NORM, 4: ConstraintKind.UNIT_NORM, 5: ConstraintKind.FORMULA}
+_KeyKind_NUMBERS: dict[Any, Any] = {KeyKind.INT64: 1, KeyKind.UINT64: 2}
+_KeyKind_MEMBERS: dict[Any, Any] = {1: KeyKind.INT64, 2: KeyKind.UINT64}
 _OptimizerSpec_hyperparameters = fields.default_of(OptimizerSpec, "hyperparameters")
 _OptimizerSpec_slot_values = fields.default_of(OptimizerSpec, "slot_values")
 _MergeName_NUMBERS: dict[Any, Any] = {MergeName.MEAN: 1, MergeName.TRIMMED_MEAN: 2, MergeName.BOUNDED_MEAN: 3, MergeName.RADIAL_MEAN: 4}
@@ -106,11 +107,8 @@ def write_VariableSpec(value: VariableSpec, message: Any) -> None:
         write_Constraint(one, message.constraint)
     if (one := value.partition) is not None:
         write_Partition(one, message.partition)
-    message.keys = _RowKeys_NUMBERS[value.keys]
-    message.max_rows = value.max_rows
-    message.max_age_steps = value.max_age_steps
-    message.admit_probability = value.admit_probability
-    message.admit_after = value.admit_after
+    if (one := value.keys) is not None:
+        write_KeySpec(one, message.keys)
 
 
 def read_VariableSpec(message: Any) -> VariableSpec:
@@ -126,11 +124,7 @@ def read_VariableSpec(message: Any) -> VariableSpec:
             initializer=read_Initializer(message.initializer) if message.HasField("initializer") else None,
             constraint=read_Constraint(message.constraint) if message.HasField("constraint") else None,
             partition=read_Partition(message.partition) if message.HasField("partition") else None,
-            keys=fields.chosen(_RowKeys_MEMBERS, message.keys, "keys"),
-            max_rows=message.max_rows,
-            max_age_steps=message.max_age_steps,
-            admit_probability=message.admit_probability,
-            admit_after=message.admit_after,
+            keys=read_KeySpec(message.keys) if message.HasField("keys") else None,
         )
     except fields.MalformedMessage as error:
         words = f"{special.variable_place(message)}: {error.message}"
@@ -169,6 +163,27 @@ def read_Constraint(message: Any) -> Constraint:
         low=message.low,
         high=message.high,
         formula=message.formula,
+    )
+
+
+def write_KeySpec(value: KeySpec, message: Any) -> None:
+    message.kind = _KeyKind_NUMBERS[value.kind]
+    if (one := value.max_rows) is not None:
+        message.max_rows = one
+    if (one := value.max_age_steps) is not None:
+        message.max_age_steps = one
+    message.admit_probability = value.admit_probability
+    if (one := value.admit_after) is not None:
+        message.admit_after = one
+
+
+def read_KeySpec(message: Any) -> KeySpec:
+    return KeySpec(
+        kind=fields.chosen(_KeyKind_MEMBERS, message.kind, "keys.kind") if message.kind else KeyKind.INT64,
+        max_rows=message.max_rows if message.HasField("max_rows") else None,
+        max_age_steps=message.max_age_steps if message.HasField("max_age_steps") else None,
+        admit_probability=message.admit_probability,
+        admit_after=message.admit_after if message.HasField("admit_after") else None,
     )
 
 
@@ -2741,6 +2756,7 @@ WRITE: dict[type, Any] = {
     VariableSpec: write_VariableSpec,
     Initializer: write_Initializer,
     Constraint: write_Constraint,
+    KeySpec: write_KeySpec,
     OptimizerSpec: write_OptimizerSpec,
     MergeSpec: write_MergeSpec,
     ModelSpec: write_ModelSpec,
@@ -2873,6 +2889,7 @@ READ: dict[type, Any] = {
     VariableSpec: read_VariableSpec,
     Initializer: read_Initializer,
     Constraint: read_Constraint,
+    KeySpec: read_KeySpec,
     OptimizerSpec: read_OptimizerSpec,
     MergeSpec: read_MergeSpec,
     ModelSpec: read_ModelSpec,
@@ -3005,6 +3022,7 @@ MESSAGE: dict[type, Any] = {
     VariableSpec: tensor_pb2.VariableSpec,
     Initializer: tensor_pb2.Initializer,
     Constraint: tensor_pb2.Constraint,
+    KeySpec: tensor_pb2.KeySpec,
     OptimizerSpec: tensor_pb2.OptimizerSpec,
     MergeSpec: tensor_pb2.Merge,
     ModelSpec: chief_service_pb2.ModelSpec,

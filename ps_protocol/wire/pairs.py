@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from ps_protocol.model.keys import KeySpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MergeSpec
@@ -88,6 +89,7 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=VariableSpec, message=tensor_pb2.VariableSpec, check=special.check_variable, place=special.variable_place),
     Pair(value=Initializer, message=tensor_pb2.Initializer, label="initializer"),
     Pair(value=Constraint, message=tensor_pb2.Constraint, label="constraint"),
+    Pair(value=KeySpec, message=tensor_pb2.KeySpec, label="keys"),
     Pair(value=OptimizerSpec, message=tensor_pb2.OptimizerSpec, check=special.check_optimizer),
     Pair(value=MergeSpec, message=tensor_pb2.Merge, label="merge"),
     Pair(value=ModelSpec, message=chief_service_pb2.ModelSpec, check=special.check_model),

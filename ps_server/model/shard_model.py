@@ -183,7 +183,7 @@ class ShardModel:
         # The padding, and elements without a slot, begin as in a model that was created.
         self._arena.fill_slots(values)
         tensors = tensors_of(self.spec, self._settings.rules, self._state(values))
-        return [tensor for tensor in tensors if not tensor.piece.variable.is_keyed]
+        return [tensor for tensor in tensors if tensor.piece.variable.keys is None]
 
     @property
     def tables(self) -> list[Table]:
@@ -193,7 +193,7 @@ class ShardModel:
     @property
     def keyed_tables(self) -> list[Table]:
         """The tables that have no size."""
-        return [table for table in self._tables if table.piece.variable.is_keyed]
+        return [table for table in self._tables if table.piece.variable.keys is not None]
 
     def publish_restored(self, hidden: HiddenState, settings: ShardSettings) -> None:
         """Continues from a checkpoint whose tensors have been filled; first values may no longer replace them.

@@ -1,19 +1,18 @@
-"""Which keys of a table have rows, and which rows: admission, age, and who makes room. Knows nothing of values, and no lock.
+"""Which keys of a table have rows, and which rows: admission, age, and who makes room; and where rows lie. Knows no values, and no lock.
 
 `plan` says what a step's keys get, and changes nothing, so that readers can be told first; `carry_out` does it. Which keys have rows
 follows from keys and steps alone, not from the number of servers, the order of rows, or anybody's timing.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ps_protocol.errors import LimitExceeded
-from ps_protocol.model.keys import KEYS_PART, OCCURRENCES_PART, USE_PART, are_gone, draws
+from ps_protocol.model.keys import KEYS_PART, OCCURRENCES_PART, USE_PART, KeySpec, draws
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array
 from ps_server.numbers.key_index import MAX_ROWS, KeyIndex
+from ps_server.numbers.memory import BytesInFile, MemoryBudget, growing_bytes
 from ps_server.numbers.occurrences import BUCKET_BYTES, Occurrences
 from ps_server.numbers.row_buckets import RowBuckets
 
@@ -46,10 +45,21 @@ class NumberedRows:
 
     place_bytes = nbytes_per_row = nbytes = num_made = num_evicted = num_refused = num_unadmitted = 0
 
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = self.max_rows = num_rows
+    def __init__(self, piece: VariableSlice, budget: MemoryBudget) -> None:
+        self.num_rows = self.max_rows = piece.stop - piece.start
         self.parts: dict[str, Array] = {}
         self.memories: dict[str, Array] = {}
+        self.files: list[BytesInFile] = []
+        # Of what was allocated for all rows.
+        self.held_bytes = 0
+        self._piece, self._budget = piece, budget
+
+    def allocate(self, what: str, row_bytes: int, *, may_be_in_file: bool = False) -> Array:
+        """Returns zeroed memory for all rows. Raises LimitExceeded."""
+        nbytes = self.num_rows * row_bytes
+        memory = self._budget.allocate(nbytes, purpose=f"{what} of variable {self._piece.variable.name!r}")
+        self.held_bytes += nbytes
+        return memory
 
     def find(self, indices: Array, *, step: int) -> Array:
         """Returns the numbers."""
@@ -77,31 +87,46 @@ class NumberedRows:
 class KeyedRows:
     """The rows of a slice of a keyed table; of those that there may be, the first `num_rows` are in use.
 
-    `allocate(what, row_bytes, num_rows)` gives zeroed memory that takes none until it is used. The counters are of all steps: rows that
-    were made, those whose place went to another key, keys that found none, and keys that were not admitted.
+    Their memory takes none until it is used. The counters are of all steps: rows that were made, those whose place went to another key,
+    keys that found none, and keys that were not admitted.
     """
 
     # A key's place in the index, of which 25 to 70 % are taken; while a larger one is made there are two.
     place_bytes = 30
 
-    def __init__(self, piece: VariableSlice, allocate: Callable[[str, int, int], Array]) -> None:
-        variable = piece.variable
-        self._piece = piece
-        self._max_age, self._chance, self._admit_after = variable.max_age_steps, variable.admit_probability, variable.admit_after
-        self._seed = variable.initializer.seed if variable.initializer is not None else 0
+    def __init__(self, piece: VariableSlice, spec: KeySpec, budget: MemoryBudget) -> None:
+        initializer = piece.variable.initializer
+        # Of values and slots.
+        self.files: list[BytesInFile] = []
+        self.held_bytes = 0
+        self._piece, self._spec, self._budget = piece, spec, budget
+        self._seed = initializer.seed if initializer is not None else 0
         most = min(MAX_ROWS, MAX_TENSOR_BYTES // max(1, piece.row_bytes))
-        self.max_rows = min(most, variable.max_rows) if variable.max_rows else most
+        self.max_rows = min(most, spec.max_rows or most)
         self.num_made = self.num_evicted = self.num_refused = self.num_unadmitted = 0
-        self._index = KeyIndex(allocate("keys", _KEY_DTYPE.itemsize, self.max_rows).view(_KEY_DTYPE))
-        self._buckets = RowBuckets(piece, allocate) if variable.max_rows else None
+        self._index = KeyIndex(self.allocate("keys", _KEY_DTYPE.itemsize).view(_KEY_DTYPE))
+        self._buckets = RowBuckets(piece, spec.max_rows, self._growing) if spec.max_rows else None
         # By row, the step that used it last, modulo 2^32.
-        has_use = bool(variable.max_rows or self._max_age)
-        self._use = allocate("use of rows", _USE_BYTES, self.max_rows if has_use else 0).view(np.uint32)
+        has_use = bool(spec.max_rows or spec.max_age_steps)
+        self._use = self.allocate("use of rows", _USE_BYTES * has_use).view(np.uint32)
         self.memories = {USE_PART: self._use} if has_use else {}
-        counters = allocate("occurrences of keys", BUCKET_BYTES, piece.stop - piece.start if self._admit_after > 1 else 0)
-        self.occurrences = Occurrences(piece, counters, most=self._admit_after) if counters.size else None
+        admit_after = spec.admit_after or 1
+        counters = self._growing("occurrences of keys", BUCKET_BYTES, piece.stop - piece.start if admit_after > 1 else 0)
+        self.occurrences = Occurrences(piece, counters, most=admit_after) if counters.size else None
         self._bucket_parts = {OCCURRENCES_PART: counters} if counters.size else {}
         self.nbytes_per_row = _KEY_DTYPE.itemsize + _USE_BYTES * has_use + _BOUNDED_BYTES * (self._buckets is not None)
+
+    def allocate(self, what: str, row_bytes: int, *, may_be_in_file: bool = False) -> Array:
+        """Returns zeroed memory for as many rows as there may be. Raises LimitExceeded."""
+        if not may_be_in_file or self._budget.make_file is None:
+            return self._growing(what, row_bytes, self.max_rows)
+        self.files.append(self._budget.make_file(self.max_rows * row_bytes))
+        # Who looks for keys without rows copies the first row in their place, also before there is one.
+        self.files[-1].reserve(row_bytes)
+        return self.files[-1].memory
+
+    def _growing(self, what: str, row_bytes: int, num_rows: int) -> Array:
+        return growing_bytes(num_rows * row_bytes, purpose=f"{what} of variable {self._piece.variable.name!r}")
 
     @property
     def num_rows(self) -> int:
@@ -126,16 +151,16 @@ class KeyedRows:
     def find(self, keys: Array, *, step: int) -> Array:
         """Returns the row of each key; -1 where it has none at a step."""
         numbers = self._index.find(keys)
-        if self._max_age:
+        if self._spec.max_age_steps:
             numbers[self._are_gone(numbers, step)] = -1
         return numbers
 
     def are_admitted(self, keys: Array, *, step: int, now: int) -> Array | None:
         """Returns which keys have a row `now` or may get one in a step; None: all."""
-        if self._chance:
-            stays = draws(keys, seed=self._seed, step=step) < self._chance
+        if self._spec.admit_probability < 1:
+            stays = draws(keys, seed=self._seed, step=step) < self._spec.admit_probability
         elif self.occurrences is not None:
-            stays = self.occurrences.estimates(keys) + 1 >= self._admit_after
+            stays = self.occurrences.estimates(keys) + 1 >= (self._spec.admit_after or 1)
         else:
             return None
         return stays | (self.find(keys, step=now) >= 0)
@@ -150,13 +175,13 @@ class KeyedRows:
         """Returns the rows that keys are to have, where none has been used since the step `now`. Raises LimitExceeded; nothing changes."""
         numbers, evicted = self._index.find(keys), _NONE
         new = np.flatnonzero(numbers < 0)
-        again = np.flatnonzero((numbers >= 0) & self._are_gone(numbers, now)) if self._max_age else _NONE
+        again = np.flatnonzero((numbers >= 0) & self._are_gone(numbers, now)) if self._spec.max_age_steps else _NONE
         if self._buckets is not None and new.size:
             needed = numbers[numbers >= 0]
             ages = (lambda rows: np.uint32((now + 1) & _STEP_BITS) - self._use[rows]) if evicts else None
             places = self._buckets.places(keys[new], needed=needed, ages=ages, keys_of=self._index.keys)
             new, evicted = new[np.concatenate([places.added, places.replacing])], places.evicted
-        elif self._max_age and evicts and new.size:
+        elif self._spec.max_age_steps and evicts and new.size:
             evicted = self._some_that_are_gone(new.size, needed=numbers, now=now)
         self._check_room(new.size - evicted.size)
         if new.size:
@@ -190,7 +215,7 @@ class KeyedRows:
 
     def _are_gone(self, numbers: Array, step: int) -> Array:
         """Returns whether no step for so long used the rows, or that before the number -1, that they are gone at `step`."""
-        return are_gone(np.take(self._use, numbers, mode="clip"), step=step, max_age=self._max_age)
+        return self._spec.are_gone(np.take(self._use, numbers, mode="clip"), step=step)
 
     def _some_that_are_gone(self, count: int, *, needed: Array, now: int) -> Array:
         """Returns at most so many rows that are gone, of a part of the table that follows from the step alone, but none of those needed."""

@@ -130,13 +130,16 @@ class MemoryBudget:
         return self.limit_bytes is None or self.allocated_bytes + nbytes <= self.limit_bytes
 
 
-def growing_bytes(nbytes: int) -> Array:
+def growing_bytes(nbytes: int, *, purpose: str) -> Array:
     """Returns zeroed bytes of which only those take memory that have been written, so that what lies there grows without being moved.
 
-    Raises OSError, MemoryError.
+    Raises LimitExceeded.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    memory = mmap.mmap(-1, max(1, nbytes), flags=flags)
+    try:
+        memory = mmap.mmap(-1, max(1, nbytes), flags=flags)
+    except (OSError, MemoryError):
+        raise LimitExceeded(f"{purpose}: this machine sets no addresses aside; let it with sysctl vm.overcommit_memory=0") from None
     with suppress(AttributeError, OSError):  # not every system knows it
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)[:nbytes]

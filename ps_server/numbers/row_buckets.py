@@ -30,15 +30,15 @@ class Places:
 class RowBuckets:
     """The rows of each bucket of a slice. `allocate(what, row_bytes, num_rows)` gives zeroed memory that takes none until it is used."""
 
-    def __init__(self, piece: VariableSlice, allocate: Callable[[str, int, int], Array]) -> None:
-        self._piece = piece
+    def __init__(self, piece: VariableSlice, max_rows: int, allocate: Callable[[str, int, int], Array]) -> None:
+        self._piece, self._max_rows = piece, max_rows
         num_buckets = piece.stop - piece.start
         # Buckets of the whole table before the first of `_num_larger` may have a row more than others.
-        self._capacity, self._num_larger = divmod(piece.variable.max_rows, max(1, piece.extent))
+        self._capacity, self._num_larger = divmod(max_rows, max(1, piece.extent))
         stride = self._capacity + 1
         self._members = allocate("rows of buckets", 4 * stride, num_buckets).view(np.uint32).reshape(num_buckets, stride)
         self._counts = allocate("rows of buckets", 4, num_buckets).view(np.int32)
-        self._is_needed = allocate("use of rows", 1, piece.variable.max_rows + 1).view(np.bool_)
+        self._is_needed = allocate("use of rows", 1, max_rows + 1).view(np.bool_)
 
     def add(self, keys: Array, rows: Array) -> None:
         """Enters rows that keys have got for the first time. Raises LimitExceeded if a bucket has no room for them."""
@@ -49,7 +49,7 @@ class RowBuckets:
         totals = self._counts[where] + counts
         if (totals > self._limits(where)).any():
             raise LimitExceeded(
-                f"variable {self._piece.variable.name!r}: more rows than max_rows = {self._piece.variable.max_rows} lets be there;"
+                f"variable {self._piece.variable.name!r}: more rows than max_rows = {self._max_rows} lets be there;"
                 " give the max_rows that the table was made with"
             )
         self._members[buckets, np.repeat(self._counts[where] - starts, counts) + np.arange(rows.size)] = rows

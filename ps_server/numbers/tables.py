@@ -25,7 +25,7 @@ from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, SparseMean
 from ps_server.numbers.first_rows import fill_table, rows_of_keys
 from ps_server.numbers.keyed_rows import KeyedRows, NumberedRows
-from ps_server.numbers.memory import BytesInFile, MemoryBudget, growing_bytes
+from ps_server.numbers.memory import MemoryBudget
 from ps_server.numbers.occurrences import BUCKET_BYTES
 from ps_server.numbers.row_gradients import RowGradient, mean_of_rows, scaled, trimmed_mean_of_rows
 from ps_server.optimizers.rule import UpdateRule
@@ -86,22 +86,21 @@ class Table:
         self.row_bytes = piece.row_bytes
         self._rule = rule
         # Of a keyed table nobody could look at all rows in each step.
-        self._is_lazy = rule.is_lazy or piece.variable.is_keyed
+        self._is_lazy = rule.is_lazy or piece.variable.keys is not None
         self._budget = budget
         self._width = math.prod(piece.variable.shape[1:])
         self.filled_bytes = 0  # of the first values that it makes itself; any thread may look
         self.is_followed = False  # any thread may set it
-        # Of rows and slots that are in files; and how many rows contributions may still make.
-        self._files: list[BytesInFile] = []
-        self._num_awaited = 0
-        # Of rows, slots and journal.
-        self._held_bytes = self._counted_bytes = 0
+        self._num_awaited = 0  # rows that contributions may still make
+        # Of journals, and of rows and slots that are not there from the beginning.
+        self._counted_bytes = 0
         num_copies = (1 if self._is_lazy else 2) + len(rule.slots)
         budget.check(num_copies * piece.nbytes, purpose=f"variable {piece.variable.name!r} (rows and slots)")
         # Of each row, once somebody asks which have changed: how many steps after `_marked_from` the last change was.
         self._marks: Array | None = None
         self._marked_from = 0
-        self.rows = KeyedRows(piece, self._growing) if piece.variable.is_keyed else NumberedRows(piece.stop - piece.start)
+        keys = piece.variable.keys
+        self.rows = NumberedRows(piece, budget) if keys is None else KeyedRows(piece, keys, budget)
         try:
             self.values = self._allocate_rows("rows")
             self._spare = self.values if self._is_lazy else self._allocate_rows("a second copy of the rows")
@@ -131,7 +130,7 @@ class Table:
             if self._is_lazy:
                 self._marked_from = self._progress.step
                 with suppress(LimitExceeded):
-                    self._marks = self._allocate("marks of changed rows", _MARK_DTYPE.itemsize).view(_MARK_DTYPE)
+                    self._marks = self.rows.allocate("marks of changed rows", _MARK_DTYPE.itemsize).view(_MARK_DTYPE)
                     self._marks[: self.num_rows] = 0
             return None
         if step < self._marked_from:
@@ -166,18 +165,19 @@ class Table:
         """
         self._num_awaited += num_rows
         try:
-            for file in self._files if num_rows > 0 else ():
+            for file in self.rows.files if num_rows > 0 else ():
                 file.reserve(min(self.num_rows + self._num_awaited, self.rows.max_rows) * self.row_bytes)
         except LimitExceeded:
             self._num_awaited -= num_rows
             raise
 
-    def prefetch(self, indices: Array) -> None:
-        """Has the system read what lies in files of rows and slots, without waiting for it."""
-        if self._files:
+    def prefetch(self, indices: Array) -> Array:
+        """Has the system read what lies in files of rows and slots, without waiting for it. Returns no rows."""
+        if self.rows.files:
             numbers = self.rows.find(indices, step=self._progress.step)
-            for file in self._files:
+            for file in self.rows.files:
                 file.prefetch(numbers[numbers >= 0] * self.row_bytes, self.row_bytes)
+        return self.values[:0]
 
     def extend(self, keys: Array) -> tuple[int, Array]:
         """Gives the next rows to those of the keys, none of which is there, that are the table's, in order. Raises LimitExceeded.
@@ -190,7 +190,6 @@ class Table:
         keys, first = keys[chosen], self.num_rows
         num_bytes = keys.size * self.bytes_per_new_row
         self._budget.reserve(num_bytes, purpose=f"{keys.size} rows of variable {self.piece.variable.name!r}")
-        self._held_bytes += num_bytes
         self._counted_bytes += num_bytes
         self.await_rows(keys.size)
         self.rows.add(keys)
@@ -341,9 +340,9 @@ class Table:
 
     def count_growth(self) -> None:
         """Counts the bytes of journals and rows in the budget, in place of those before. Under the owner's lock."""
-        held = sum(journal.nbytes for journal in self._progress.journals) + self.num_rows * self._bytes_per_row + self.rows.nbytes
+        journals = sum(journal.nbytes for journal in self._progress.journals)
+        held = journals + self.num_rows * self._bytes_per_row + self.rows.nbytes
         self._budget.release(self._counted_bytes - held)
-        self._held_bytes += held - self._counted_bytes
         self._counted_bytes = held
 
     @property
@@ -352,55 +351,33 @@ class Table:
         if not self.rows.nbytes_per_row:
             return 0
         marks = 0 if self._marks is None else self._marks.itemsize
-        return self.rows.nbytes_per_row + (0 if self._files else 1 + len(self.slots)) * self.row_bytes + marks
+        return self.rows.nbytes_per_row + (0 if self.rows.files else 1 + len(self.slots)) * self.row_bytes + marks
 
     @property
     def values_bytes(self) -> int:
         """Bytes of the rows, of their second copy if there is one, and of those that the last step overwrote."""
-        return self._held_bytes - self.slots_bytes
+        return self.rows.held_bytes + self._counted_bytes - self.slots_bytes
 
     @property
     def slots_bytes(self) -> int:
         """Bytes of the slots in memory."""
-        return 0 if self._files else len(self.slots) * self.num_rows * self.row_bytes
+        return 0 if self.rows.files else len(self.slots) * self.num_rows * self.row_bytes
 
     @property
     def files_bytes(self) -> int:
         """Bytes of rows and slots in files."""
-        return len(self._files) * self.num_rows * self.row_bytes
+        return len(self.rows.files) * self.num_rows * self.row_bytes
 
     def release(self) -> None:
         """Takes its memory off the budget; the owner must not use it again."""
-        self._budget.release(self._held_bytes)
-        self._held_bytes = self._counted_bytes = 0
-        for file in self._files:
+        self._budget.release(self._counted_bytes + self.rows.held_bytes)
+        self._counted_bytes = self.rows.held_bytes = 0
+        for file in self.rows.files:
             file.close()
 
     def _allocate_rows(self, what: str) -> Array:
-        if self.piece.variable.is_keyed and self._budget.make_file is not None:
-            self._files.append(self._budget.make_file(self.rows.max_rows * self.row_bytes))
-            memory = self._files[-1].memory
-            # Who looks for keys without rows copies the first row in their place, also before there is one.
-            self._files[-1].reserve(self.row_bytes)
-        else:
-            memory = self._allocate(what, self.row_bytes)
+        memory = self.rows.allocate(what, self.row_bytes, may_be_in_file=True)
         return memory.view(self.piece.variable.data_type.dtype).reshape(self.rows.max_rows, self._width)
-
-    def _allocate(self, what: str, row_bytes: int) -> Array:
-        if self.piece.variable.is_keyed:
-            return self._growing(what, row_bytes, self.rows.max_rows)
-        memory = self._budget.allocate(self.rows.max_rows * row_bytes, purpose=f"{what} of variable {self.piece.variable.name!r}")
-        self._held_bytes += memory.nbytes
-        return memory
-
-    def _growing(self, what: str, row_bytes: int, num_rows: int) -> Array:
-        try:
-            return growing_bytes(num_rows * row_bytes)
-        except (OSError, MemoryError):
-            name = self.piece.variable.name
-            raise LimitExceeded(
-                f"{what} of variable {name!r}: this machine sets no addresses aside; let it with sysctl vm.overcommit_memory=0"
-            ) from None
 
     def _first_values(self, keys: Array) -> Array:
         variable = self.piece.variable

@@ -344,7 +344,7 @@ class SavedRows:
         self._places: list[tuple[Table, int, Array | range]] | None = None
         self._num_rows = self._num_in_file = 0
         self._numbers: Array | None = None
-        if not piece.variable.is_keyed:
+        if piece.variable.keys is None:
             self._num_rows, self._places = piece.stop - piece.start, []
             for table in tables:
                 start, stop = max(piece.start, table.piece.start), min(piece.stop, table.piece.stop)
@@ -553,7 +553,7 @@ class CheckpointPlan:
             if owner == shard
         }
         # Which keys rows have in the end decides where rows of the first file go: what deltas say of that is read before.
-        keyed = {name for name, (piece, those) in found.items() if those and piece.variable.is_keyed}
+        keyed = {name for name, (piece, those) in found.items() if those and piece.variable.keys is not None}
         newer: dict[str, list[tuple[Array | None, Array]]] = {name: [] for name in found}
         for file in self._checkpoint.files_of(shard)[1:] if keyed else ():
             with self._open(storage, file) as reader:
@@ -577,8 +577,8 @@ class CheckpointPlan:
                     f" {piece.variable.data_type.value}"
                 )
             if saved.variable.num_rows != piece.variable.num_rows:  # of one shape, so these are the buckets of keys
-                most = f"{saved.variable.max_rows} rows at most (0: any number), the model's {piece.variable.max_rows}"
-                raise CheckpointMismatch(f"checkpoint {self._checkpoint.tag}: table {name!r} has {most}; give the max_rows that it has")
+                has = f"has {saved.variable.keys}, the model's {piece.variable.keys}"
+                raise CheckpointMismatch(f"checkpoint {self._checkpoint.tag}: table {name!r} {has}; give the max_rows that it has")
             num_common = overlap(saved, piece)
             if num_common:
                 num_found += num_common
@@ -938,9 +938,9 @@ def decode_hidden_state(metadata: Mapping[str, str], *, where: str) -> HiddenSta
 
 def _saved(tensor: StateTensor) -> SavedTensor:
     """Returns a tensor as files have it: with keys as programs have them."""
-    array = tensor.memory
-    if tensor.part == KEYS_PART:
-        array = gathered(array).view(tensor.piece.variable.keys.value)
+    array, keys = tensor.memory, tensor.piece.variable.keys
+    if keys is not None and tensor.part == KEYS_PART:
+        array = gathered(array).view(keys.kind.value)
     return SavedTensor(name=tensor_name(tensor.piece, tensor.part), array=array)
 
 

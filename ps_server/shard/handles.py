@@ -3,19 +3,16 @@
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
-
 from ps_protocol.encodings.arena import encoded_frames
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import FrameOutOfOrder, PsError, StepGone, TruncatedStream
-from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.layout import Layout, Segments, VariableSlice
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.shard import PushReply, ShardSpec, held_bytes
 from ps_server.contributions.inbox import Contribution
 from ps_server.contributions.staging import StagedGradients
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel
 from ps_server.numbers.row_gradients import check_indices
-from ps_server.numbers.tables import Table
 from ps_server.shard.gate import Gate
 
 
@@ -260,29 +257,24 @@ class Reading:
 
 
 class RowReading:
-    """Rows of one table, or of its slot `slot` if that is not empty, to be copied inside the `with` block, as they are at `step`.
+    """Rows of one table to be had of `copy(indices)` inside the `with` block, as they are at `step`.
 
-    `is_intact` is for slots: whether they are still those of `step`. `is_torn_allowed`: rows in any state will do.
-    `is_prefetch`: none are copied, but read from where they lie on a disk.
+    `is_intact`: whether what was copied is still of that step, where `copy` does not see to that.
     """
 
     def __init__(
         self,
-        table: Table,
+        piece: VariableSlice,
+        copy: Callable[[Array], Array],
         *,
-        slot: str,
         step: int,
-        is_torn_allowed: bool,
-        is_intact: Callable[[], bool],
+        is_intact: Callable[[], bool] | None,
         hold: AbstractContextManager[None],
-        is_prefetch: bool = False,
     ) -> None:
         self.step = step
-        self._is_prefetch = is_prefetch
-        self.row_bytes = table.row_bytes
-        self._table = table
-        self._slot = slot
-        self._is_torn_allowed = is_torn_allowed
+        self.row_bytes = piece.row_bytes
+        self._piece = piece
+        self._copy = copy
         self._is_intact = is_intact
         self._hold = hold
 
@@ -298,14 +290,9 @@ class RowReading:
 
         Raises IndexOutOfRange, or StepGone if rows of this step cannot be had any more.
         """
-        piece = self._table.piece
-        check_indices(indices, piece)
-        if self._is_prefetch:
-            self._table.prefetch(indices)
-            return np.empty(0, np.uint8)
-        if not self._slot:
-            return self._table.take(indices, step=None if self._is_torn_allowed else self.step)
-        rows = self._table.take_slot(self._slot, indices)
-        if not self._is_intact():
-            raise StepGone(f"a slot of variable {piece.variable.name!r} changed while it was read at step {self.step}; read it again")
+        check_indices(indices, self._piece)
+        rows = self._copy(indices)
+        if self._is_intact is not None and not self._is_intact():
+            name = self._piece.variable.name
+            raise StepGone(f"a slot of variable {name!r} changed while it was read at step {self.step}; read it again")
         return rows

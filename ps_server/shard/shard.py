@@ -446,17 +446,14 @@ class Shard:
                 model.step_of_rows(request)
                 self._gate.wait_for_step()
                 model = self._admitted_locked(request.epoch, request.layout_hash)
-            step = model.step_of_rows(request)
-            return RowReading(
-                model.table(request.table),
-                slot=request.slot,
-                step=step,
-                is_torn_allowed=model.applies_on_arrival,
-                is_intact=model.watch_slots(),
+            step, table = model.step_of_rows(request), model.table(request.table)
+            if request.is_prefetch:
                 # No step waits for what is only read ahead.
-                hold=nullcontext() if request.is_prefetch else self._gate.reading(step),
-                is_prefetch=request.is_prefetch,
-            )
+                return RowReading(table.piece, table.prefetch, step=step, is_intact=None, hold=nullcontext())
+            is_intact, copy = None, partial(table.take, step=None if model.applies_on_arrival else step)
+            if request.slot:
+                is_intact, copy = model.watch_slots(), partial(table.take_slot, request.slot)
+            return RowReading(table.piece, copy, step=step, is_intact=is_intact, hold=self._gate.reading(step))
 
     def open_slot(self, request: ReadRequest) -> Reading:
         """Begins to read one slot of the dense variables, when no step is being applied."""

@@ -9,10 +9,11 @@ from typing import Any
 from chief.options import CheckpointConfig, CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.checkpoint.manifest import decode_json
+from ps_protocol.model.keys import KeySpec
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import TokenMode
 from ps_protocol.model.spec import NO_CLIP, ClipSpec, ModelSpec, PlacementPolicy
-from ps_protocol.model.variables import ANY, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
+from ps_protocol.model.variables import ANY, DataType, Initializer, InitializerKind, VariableSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
 from ps_protocol.roles.request import Request
@@ -491,12 +492,13 @@ def _model(scenario: Scenario) -> ModelSpec:
         shape=(ANY, SIZE),
         is_sparse=True,
         initializer=Initializer(kind=InitializerKind.CONSTANT, low=FIRST_VALUE),
-        keys=RowKeys.INT64,
         # Rows of keys that only some contributions have make room for each other.
-        max_rows=max_rows,
-        max_age_steps=scenario.max_age,
-        admit_probability=scenario.admitted,
-        admit_after=scenario.admit_after,
+        keys=KeySpec(
+            max_rows=max_rows,
+            max_age_steps=scenario.max_age or None,
+            admit_probability=scenario.admitted or 1.0,
+            admit_after=scenario.admit_after or None,
+        ),
     )
     optimizer = OptimizerSpec(name="momentum", learning_rate=constant(LEARNING_RATE), hyperparameters={"momentum": MOMENTUM})
     # So large a norm that nothing is scaled: what matters is the way through PrepareStep.

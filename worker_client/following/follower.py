@@ -318,7 +318,7 @@ class Follower:
 
     def _names_of(self, variable: VariableSpec) -> Iterable[tuple[str, Part]]:
         if self._wanted is None:
-            is_left_out = variable.is_keyed or (variable.is_sparse and not self._wants_tables)
+            is_left_out = variable.keys is not None or (variable.is_sparse and not self._wants_tables)
             return () if is_left_out else ((variable.name, Part(name=variable.name)),)
         return [(name, part) for name, part in self._wanted.items() if part.name == variable.name]
 
@@ -442,7 +442,7 @@ class Follower:
         for part in self._wanted.values() if self._wanted is not None else ():
             if (variable := variables.get(part.name)) is None:
                 raise VariableNotFound(f"the model has no variable {part.name!r}; it has {shown([*variables])}")
-            if variable.is_keyed:
+            if variable.keys is not None:
                 raise InvalidSpec(
                     f"{part.name!r} is a table with keys, which has no size to be followed; read its rows: observe().read_rows()"
                 )

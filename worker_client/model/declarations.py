@@ -4,7 +4,7 @@ Variables, embedding tables, buffers and rows of gradients; placement; names, ty
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import VARIABLE, check_own_name
-from ps_protocol.model.keys import MAX_ADMIT_AFTER, MAX_AGE, MAX_BOUND
+from ps_protocol.model.keys import KeyKind, KeySpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.programs import Names, compiled, parsed
@@ -27,7 +27,6 @@ from ps_protocol.model.variables import (
     InitializerKind,
     Partition,
     Partitioner,
-    RowKeys,
     SparseMean,
     VariableSpec,
     data_type_of,
@@ -273,7 +272,7 @@ def placement_of(placement: "str | Placement", *, split_bytes: int | None) -> Pl
 Choice = TypeVar("Choice")
 
 _UPDATES = {"mean": "assign_mean", "add": "add", "moving_average": "moving_average"}
-_KEYS = {"int64": RowKeys.INT64, "uint64": RowKeys.UINT64}
+_KEYS = {kind.value: kind for kind in KeyKind}
 _SPARSE_MEANS = {"per_index": SparseMean.PER_INDEX, "per_replica": SparseMean.PER_REPLICA}
 
 
@@ -332,9 +331,8 @@ def _declared(name: str, declaration: object, values: dict[str, Array]) -> Varia
 
 def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> VariableSpec:
     shape, initializer = _shape(table.value_or_shape), table.initializer
-    keys = RowKeys.NUMBERS if table.keys is None else _choice(name, "keys", table.keys, _KEYS)
-    max_rows = _count(name, "max_rows", table.max_rows, MAX_BOUND)
-    if keys is not RowKeys.NUMBERS:
+    keys = _keys(name, table)
+    if keys is not None:
         row = (table.value_or_shape,) if isinstance(table.value_or_shape, (int, np.integer)) else shape
         if row is None:
             raise InvalidSpec(f"variable {name!r}: a table with keys begins without rows; give the length of a row, for example 16")
@@ -363,27 +361,18 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
         initializer=initializer,
         partition=_partition(name, table.partitioner, shape, data_type.dtype),
         keys=keys,
-        max_rows=max_rows,
-        max_age_steps=_count(name, "max_age_steps", table.max_age_steps, MAX_AGE),
-        admit_probability=_probability(name, table.admit_probability),
-        admit_after=_count(name, "admit_after", table.admit_after, MAX_ADMIT_AFTER),
     )
 
 
-def _probability(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not 0 < value <= 1:
-        raise InvalidSpec(f"variable {name!r}: admit_probability = {value!r}, want more than 0 and at most 1")
-    return float(value) % 1  # 1: always, which a specification says by 0
-
-
-def _count(name: str, what: str, value: object, most: int) -> int:
-    """Returns a number of rows or steps, 0 for None; raises InvalidSpec for what is none, or too large."""
-    if value is None:
-        return 0
-    number = int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else 0
-    if not 1 <= number <= most:
-        raise InvalidSpec(f"variable {name!r}: {what} = {value!r}, want a whole number from 1 to {most}, or None for no bound")
-    return number
+def _keys(name: str, table: EmbeddingTable) -> KeySpec | None:
+    given = {option.name: getattr(table, option.name) for option in fields(KeySpec) if option.name != "kind"}
+    options = {what: value.item() if isinstance(value, np.generic) else value for what, value in given.items()}
+    if table.keys is not None:
+        return KeySpec(kind=_choice(name, "keys", table.keys, _KEYS), **options)
+    for option in fields(KeySpec):
+        if option.name in options and options[option.name] != option.default:
+            raise InvalidSpec(f"variable {name!r}: {option.name} is of a table with keys only; give keys='int64', or leave it out")
+    return None
 
 
 def _update_rule(name: str, state: Buffer) -> OptimizerSpec:

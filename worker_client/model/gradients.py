@@ -68,9 +68,9 @@ def row_indices(what: str, names: Any, variable: VariableSpec) -> Array:
     Raises DtypeMismatch, InvalidSpec, IndexOutOfRange with the first wrong one.
     """
     array = _integers(what, names)
-    if not variable.is_keyed:
+    if variable.keys is None:
         return _in_range(what, array, 0, variable.num_rows - 1).astype(np.int64, copy=False)
-    dtype = np.dtype(variable.keys.value)
+    dtype = np.dtype(variable.keys.kind.value)
     limits = np.iinfo(dtype)
     return spread(np.ascontiguousarray(_in_range(what, array, limits.min, limits.max), dtype))
 
@@ -116,7 +116,7 @@ def _values(what: str, values: Any, variable: VariableSpec) -> Array:
 
 
 def _check_dense_shape(what: str, dense_shape: Sequence[int] | None, variable: VariableSpec) -> None:
-    if dense_shape is not None and variable.is_keyed:
+    if dense_shape is not None and variable.keys is not None:
         raise ShapeMismatch(f"{what}: dense_shape {tuple(dense_shape)}, and a table with keys has no size; leave it out")
     if dense_shape is not None and tuple(dense_shape) != variable.shape:
         raise ShapeMismatch(f"{what}: dense_shape {tuple(dense_shape)}, variable {variable.shape}")
@@ -248,7 +248,7 @@ class Staging:
             absent.add(name)
         elif isinstance(gradient, IndexedSlices):
             rows[name] = row_gradient(gradient, table)
-        elif table.is_keyed:
+        elif table.keys is not None:
             raise InvalidSpec(f"gradient for {name!r} is {_kind(gradient)}; a table with keys takes IndexedSlices(keys, rows)")
         else:
             rows[name] = all_rows(_checked(name, gradient, table.data_type.dtype, table.shape))

@@ -53,7 +53,7 @@ def read_rows(
     reader of that step first, at the cost of a call more for each of them. Raises IndexOutOfRange, SlotNotFound; StepGone, StepNotReady if
     the step that was named, or, for the newest, one of all shards, could not be had this time.
     """
-    if indices is None and variable.is_keyed:
+    if indices is None and variable.keys is not None:
         raise InvalidSpec(f"variable {variable.name!r} has no size: name the keys of the rows that are to be read; a checkpoint has all")
     shape = (variable.num_rows,) if indices is None else indices.shape
     flat = None if indices is None else np.ascontiguousarray(indices).reshape(-1)

@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks.harness.arguments import add_json, at_least_one, show
 from benchmarks.report.figures import human_bytes
 from ps_protocol.checkpoint.storage import LocalStorage
-from ps_protocol.model.keys import spread
+from ps_protocol.model.keys import KeySpec, spread
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, constant
-from ps_protocol.model.variables import ANY, Array, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
+from ps_protocol.model.variables import ANY, Array, DataType, Initializer, InitializerKind, VariableSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, PushHeader, SaveRequest, ShardSpec, SparsePart
@@ -42,7 +42,7 @@ class _Server:
             data_type=DataType.FLOAT32,
             shape=(ANY if is_keyed else num_rows, row_length),
             is_sparse=True,
-            keys=RowKeys.INT64 if is_keyed else RowKeys.NUMBERS,
+            keys=KeySpec() if is_keyed else None,
             initializer=Initializer(kind=InitializerKind.UNIFORM, low=-0.05, high=0.05, seed=1),
         )
         self._layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows)])

@@ -214,7 +214,7 @@ def test_only_a_row_is_declared_of_a_table_with_keys(start: Start) -> None:
         with pytest.raises(InvalidSpec, match="want more than 0 and at most 1"):
             table = EmbeddingTable(2, keys="int64", admit_probability=chance)  # type: ignore[arg-type]
             session.create_or_join({"a": table}, optimizer=worker_client.sgd(1.0))
-    with pytest.raises(InvalidSpec, match="max_age_steps = 5, want 1 to 2147483647, of a table with keys only"):
+    with pytest.raises(InvalidSpec, match="max_age_steps is of a table with keys only"):
         session.create_or_join({"a": EmbeddingTable((9, 2), max_age_steps=5)}, optimizer=worker_client.sgd(1.0))
     with pytest.raises(InvalidSpec, match="admit_after = 33, want a whole number from 1 to 32"):
         session.create_or_join({"a": EmbeddingTable(2, keys="int64", admit_after=33)}, optimizer=worker_client.sgd(1.0))

@@ -23,9 +23,10 @@ from ps_protocol.errors import (
     StepAhead,
     Superseded,
 )
+from ps_protocol.model.keys import KeyKind, KeySpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
-from ps_protocol.model.variables import ANY, DataType, Initializer, InitializerKind, Partition, RowKeys, VariableSpec
+from ps_protocol.model.variables import ANY, DataType, Initializer, InitializerKind, Partition, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
@@ -87,7 +88,7 @@ VARIABLES = (
         shape=(ANY, 3),
         is_sparse=True,
         initializer=Initializer(kind=InitializerKind.NORMAL, low=0.5, high=2.0, seed=9),
-        keys=RowKeys.UINT64,
+        keys=KeySpec(kind=KeyKind.UINT64),
     ),
     VariableSpec(name="users", data_type=DataType.FLOAT64, shape=(17, 2), is_sparse=True, optimizer=LAZY_ADAM),
 )
@@ -163,10 +164,10 @@ def test_rows_in_files_are_saved_and_restored_as_those_in_memory_are(open_traini
     assert not [*tables.iterdir()], "files without names"
 
 
-def evicting_model(max_rows: int = 33, **options: Any) -> ModelSpec:
+def evicting_model(max_rows: int | None = 33, **options: Any) -> ModelSpec:
     """A model with a table in which each step's rows make others leave."""
-    clicks = next(variable for variable in VARIABLES if variable.is_keyed)
-    recent = replace(clicks, name="recent", max_rows=max_rows, **options)
+    clicks = next(variable for variable in VARIABLES if variable.keys is not None)
+    recent = replace(clicks, name="recent", keys=KeySpec(kind=KeyKind.UINT64, max_rows=max_rows, **options))
     return ModelSpec(variables=(VARIABLES[0], recent, VARIABLES[-1]), optimizer=OPTIMIZERS["momentum"], placement=PlacementPolicy())
 
 
@@ -183,7 +184,7 @@ def test_the_rows_of_a_restored_table_make_room_as_they_would_have(open_training
     for training in trainings:
         training.train(6)
     assert restored.state() == saved.state()
-    endless = open_training(2, model=evicting_model(0))
+    endless = open_training(2, model=evicting_model(None))
     endless.create()
     endless.train(13)
     assert endless.state()["recent"] != saved.state()["recent"], "some rows have begun anew"
@@ -215,7 +216,7 @@ def test_deltas_restore_on_any_number_of_shards_what_a_full_checkpoint_would(ope
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"max_age_steps": 2}, {"max_rows": 0, "max_age_steps": 1, "admit_probability": 0.5}, {"admit_after": 3}]
+    "options", [{}, {"max_age_steps": 2}, {"max_rows": None, "max_age_steps": 1, "admit_probability": 0.5}, {"admit_after": 3}]
 )
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
 def test_rows_whose_keys_changed_in_a_delta_are_those_of_the_new_keys(open_training: Open, num_shards: int, options: Any) -> None:

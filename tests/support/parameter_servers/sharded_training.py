@@ -146,7 +146,7 @@ class ShardedTraining:
 
     def state(self) -> dict[str, bytes]:
         """All variables, slots and averages, put together from the shards, as bytes."""
-        states = {variable.name: _zeros(variable) for variable in self.model.variables if not variable.is_keyed}
+        states = {variable.name: _zeros(variable) for variable in self.model.variables if variable.keys is None}
         for index, (shard, layout) in enumerate(zip(self.shards, self.layouts, strict=True)):
             self._read_dense(shard, layout, states)
             for position, piece in enumerate(layout.tables):
@@ -175,12 +175,12 @@ class ShardedTraining:
         optimizer = piece.variable.optimizer or self.model.optimizer
         slots = {"momentum": ("momentum",), "adagrad": ("accumulator",), "adam": ("m", "v")}.get(optimizer.name, ())
         for slot in ("", *slots):
-            keys = KEYS[_is_here(KEYS, piece)] if piece.variable.is_keyed else np.arange(piece.shape[0])
+            keys = KEYS[_is_here(KEYS, piece)] if piece.variable.keys is not None else np.arange(piece.shape[0])
             into = np.empty((len(keys), *piece.shape[1:]), piece.variable.data_type.dtype)
             request = RowsRequest(epoch=self.epoch, layout_hash=self.layouts[index].hash, table=position, step=None, slot=slot)
             shard.read_rows(request, keys, Segments([_bytes_of(into)]))
             name = piece.variable.name + (f"@{slot}" if slot else "")
-            if piece.variable.is_keyed:
+            if piece.variable.keys is not None:
                 target = states.setdefault(name, np.zeros((len(KEYS), *into.shape[1:]), into.dtype))
                 target[_is_here(KEYS, piece)] = into
             else:
@@ -227,8 +227,8 @@ def _values(variable: VariableSpec, *, seed: int) -> Array:
 
 def _rows(variable: VariableSpec, *, seed: int) -> tuple[Array, Array]:
     rng = np.random.default_rng([zlib.crc32(variable.name.encode()), seed])
-    known = KEYS if variable.is_keyed else np.arange(variable.num_rows)
-    rows = np.sort(rng.choice(known, size=max(1, known.size // 2 if not variable.is_keyed else 9), replace=False)).astype("<i8")
+    known = np.arange(variable.num_rows) if variable.keys is None else KEYS
+    rows = np.sort(rng.choice(known, size=max(1, known.size // 2 if variable.keys is None else 9), replace=False)).astype("<i8")
     return rows, rng.standard_normal((rows.size, *variable.shape[1:])).astype(variable.data_type.dtype)
 
 

@@ -34,7 +34,7 @@ def trained(place: LocalStorage, *, num_shards: int = 2, has_keys: bool = True) 
     """A training, with a full checkpoint of step 2 and deltas of steps 3 and 5."""
     model = model_of("adagrad")
     if not has_keys:
-        model = replace(model, variables=tuple(variable for variable in model.variables if not variable.is_keyed))
+        model = replace(model, variables=tuple(variable for variable in model.variables if variable.keys is None))
     shards = [InProcessShard(index=index, storage=place) for index in range(num_shards)]
     training, chain = ShardedTraining(shards=shards, model=model, checkpoint_dir=place.place), list[Checkpoint]()
     training.create()
@@ -77,7 +77,7 @@ def test_an_export_has_the_rows_that_are_there_by_their_age_and_with_slots_all_o
 ) -> None:
     """What readers of the cluster find: a row that is gone reads as one that never was."""
     shards = [InProcessShard(index=index, storage=place) for index in range(num_shards)]
-    training = ShardedTraining(shards=shards, model=evicting_model(0, max_age_steps=2), checkpoint_dir=place.place)
+    training = ShardedTraining(shards=shards, model=evicting_model(None, max_age_steps=2), checkpoint_dir=place.place)
     training.create()
     training.train(3)
     base = training.save("full", has_deltas=True)

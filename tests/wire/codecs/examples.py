@@ -13,6 +13,7 @@ from ps_protocol import errors
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model import policy
 from ps_protocol.model.data import DataMarks, DataPass, DataSpec
+from ps_protocol.model.keys import KeyKind, KeySpec
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.merging import MEAN, MergeSpec, merge_of
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
@@ -26,7 +27,6 @@ from ps_protocol.model.variables import (
     Initializer,
     InitializerKind,
     Partition,
-    RowKeys,
     SparseMean,
     VariableSpec,
 )
@@ -100,9 +100,9 @@ DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=2, shuf
 KEYED = [
     VariableSpec(
         name="keyed", data_type=DataType.FLOAT32, shape=(ANY, 2), is_sparse=True, keys=keys,
-        max_rows=1 << 30, max_age_steps=9, **admission, initializer=Initializer(kind=InitializerKind.NORMAL, high=1.0),
+        initializer=Initializer(kind=InitializerKind.NORMAL, high=1.0),
     )
-    for keys, admission in ((RowKeys.INT64, {"admit_after": 3}), (RowKeys.UINT64, {"admit_probability": 0.25}))
+    for keys in (KeySpec(admit_after=3), KeySpec(kind=KeyKind.UINT64, max_rows=1 << 30, max_age_steps=9, admit_probability=0.25))
 ]  # fmt: skip
 LIKE_TABLE = {kind: dataclasses.replace(TABLE, initializer=Initializer(kind=kind)) for kind in InitializerKind}
 # By a type, or by the name of a field: all that stands for it.

@@ -132,10 +132,10 @@ def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: 
     assert _books(history).counts == {"applied": 14, "rolled back": 6}
 
 
-@pytest.mark.parametrize("max_rows", [0, 33])
+@pytest.mark.parametrize("max_rows", [None, 33])
 @pytest.mark.parametrize("options", [{}, {"max_age_steps": 2, "admit_probability": 0.5}, {"admit_after": 2}])
 def test_history_of_rows_that_made_room_for_others_or_grew_old_is_clean(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], max_rows: int, options: dict[str, Any]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], max_rows: int | None, options: dict[str, Any]
 ) -> None:
     assert main(["audit", str(_trained(tmp_path, evicting_model(max_rows, **options)))]) == 0
     assert f"{2 * 7 + 3 * 3} steps of servers computed again" in capsys.readouterr().out

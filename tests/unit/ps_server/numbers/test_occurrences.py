@@ -5,15 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from ps_protocol.model.keys import buckets_of, spread
+from ps_protocol.model.keys import KeySpec, buckets_of, spread
 from ps_protocol.model.layout import VariableSlice
-from ps_protocol.model.variables import ANY, Array, DataType, Initializer, InitializerKind, RowKeys, VariableSpec
+from ps_protocol.model.variables import ANY, Array, DataType, Initializer, InitializerKind, VariableSpec
 from ps_server.numbers.occurrences import BUCKET_BYTES, Occurrences
 
 
 def _piece(max_rows: int, start: int = 0, stop: int | None = None) -> VariableSlice:
     variable = VariableSpec(
-        name="emb", data_type=DataType.FLOAT32, shape=(ANY, 1), is_sparse=True, keys=RowKeys.INT64, max_rows=max_rows,
+        name="emb", data_type=DataType.FLOAT32, shape=(ANY, 1), is_sparse=True, keys=KeySpec(max_rows=max_rows or None),
         initializer=Initializer(kind=InitializerKind.CONSTANT),
     )  # fmt: skip
     return VariableSlice(variable=variable, start=start, stop=variable.num_rows if stop is None else stop)
