@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import socket
 import sys
 import tempfile
@@ -26,7 +27,7 @@ LEAST_PYTHON = (3, 11)
 LEAST_VERSIONS = {"grpcio": "1.84", "protobuf": "6.31.1", "numpy": "1.26"}
 # A server needs one for each connection and file, and uses three quarters of them for connections, of which a worker has about three.
 _FEW_DESCRIPTORS = 4_096
-_LITTLE_MEMORY = 1 << 30
+_LITTLE_MEMORY = _LITTLE_DISK = 1 << 30
 # The characters that a launcher adds to the directory of temporary files: a directory of its own, and the name of a socket.
 _SOCKET_CHARACTERS = len("/lockstep-xxxxxxxx/standby100.sock")
 # STA_UNSYNC of adjtimex(2), the offset of the status in its structure, and a buffer size that holds the structure.
@@ -40,14 +41,18 @@ _OTHER_VARIABLES = {
 }
 
 
-def machine_findings(environment: Mapping[str, str], *, addresses: tuple[str, ...] = ()) -> Iterator[Finding]:
-    """Yields all findings about this machine. `addresses`: where a role is to listen."""
+def machine_findings(
+    environment: Mapping[str, str], *, addresses: tuple[str, ...] = (), table_dir: Path | None = None
+) -> Iterator[Finding]:
+    """Yields all findings about this machine. `addresses`: where a role is to listen; `table_dir`: where rows are to lie in files."""
     yield _python()
     yield from _libraries()
     yield from _names()
     for address in addresses:
         yield _port(address)
     yield _temporary_directory()
+    if table_dir is not None:
+        yield _table_directory(table_dir)
     yield _clock()
     yield _shared_memory()
     yield _descriptors()
@@ -130,6 +135,18 @@ def _temporary_directory() -> Finding:
             check, f"{place} is too long a name for Unix sockets", "set TMPDIR to a shorter one, or start clusters with `lockstep up --tcp`"
         )
     return ok(check, place)
+
+
+def _table_directory(place: Path) -> Finding:
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            free_bytes = shutil.disk_usage(place).free
+    except OSError as error:
+        return fail("table files", f"cannot write to {place}: {error.strerror}", "make it, on a local disk, or give another --table-dir")
+    text = f"{free_bytes / 2**30:.1f} GiB free in {place}"
+    if free_bytes < _LITTLE_DISK:
+        return warn("table files", text, "rows and slots that do not fit are refused: free space there, or give another --table-dir")
+    return ok("table files", text)
 
 
 def _clock() -> Finding:

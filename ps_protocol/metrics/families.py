@@ -160,6 +160,8 @@ def _servers(shards: Sequence[ServerStatus]) -> Iterator[Family]:
     nonfinite = [(where, report.num_nonfinite) for where, report in heard]
     yield gauge("lockstep_shard_nonfinite_elements", "Elements of the last step's mean gradient that were not finite", *nonfinite)
     yield gauge("lockstep_shard_rows", "Rows of tables with keys", *((where, report.num_rows) for where, report in heard))
+    words = "Bytes of rows and slots of tables with keys that lie in files, which are not part of the allocated ones"
+    yield gauge("lockstep_shard_files_bytes", words, *((where, report.files_bytes) for where, report in heard))
     keys = [
         (labels(ps=str(shard.index), outcome=outcome), getattr(shard.report, f"num_{outcome}"))
         for _, shard in pairs

@@ -30,7 +30,8 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chief", default=argparse.SUPPRESS, metavar="ADDRESS", help="as HOST:PORT [LOCKSTEP_CHIEF]")
     options.add_options(parser, [one for one in options.options_of(options.CALLER) if one is not options.CHIEF_ADDRESS])
-    options.add_options(parser, [options.HOSTS, options.ENGINE, options.HOST_PYTHON, options.HOST_DIR, options.CHECKPOINT_DIR])
+    options.add_options(parser, [options.HOSTS, options.ENGINE, options.HOST_PYTHON, options.HOST_DIR])
+    options.add_options(parser, [options.CHECKPOINT_DIR, options.TABLE_DIR])
 
 
 def run_doctor(arguments: argparse.Namespace) -> Answer:
@@ -52,7 +53,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     peer = arguments.peer or given[options.CHIEF_ADDRESS]
     if peer:
         parse_address(peer)
-    found = machine_findings(os.environ, addresses=tuple(arguments.listen))
+    found = machine_findings(os.environ, addresses=tuple(arguments.listen), table_dir=given[options.TABLE_DIR])
     from lockstep.doctor.files import file_findings, role_to_call_as
 
     found = itertools.chain(found, file_findings(security, cluster=cluster))

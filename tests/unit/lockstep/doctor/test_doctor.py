@@ -1,6 +1,7 @@
 """The checks of `lockstep doctor`: findings in order, and for each fault its name and a remedy."""
 
 import io
+import shutil
 import socket
 import stat
 import sys
@@ -8,6 +9,7 @@ import tomllib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -83,6 +85,16 @@ def test_port_that_is_taken_is_named() -> None:
         findings = [*machine_findings({}, addresses=(address, "127.0.0.1:0"))]
     assert of("port", findings) == [Verdict.FAIL, Verdict.OK]
     assert address in next(one.text for one in findings if one.verdict is Verdict.FAIL)
+
+
+def test_the_disk_of_table_files_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of("table files", [*machine_findings({})]) == []
+    assert of("table files", [*machine_findings({}, table_dir=tmp_path / "none")]) == [Verdict.FAIL]
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1 << 31))
+    assert of("table files", [*machine_findings({}, table_dir=tmp_path)]) == [Verdict.OK]
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=(1 << 30) - 1))
+    (found,) = [one for one in machine_findings({}, table_dir=tmp_path) if one.check == "table files"]
+    assert found.verdict is Verdict.WARN and found.text == f"1.0 GiB free in {tmp_path}"
 
 
 # -- certificates and tokens
