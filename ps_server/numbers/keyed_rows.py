@@ -4,6 +4,8 @@
 follows from keys and steps alone, not from the number of servers, the order of rows, or anybody's timing.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ps_protocol.errors import LimitExceeded
@@ -49,17 +51,22 @@ class NumberedRows:
         self.num_rows = self.max_rows = piece.stop - piece.start
         self.parts: dict[str, Array] = {}
         self.memories: dict[str, Array] = {}
-        self.files: list[BytesInFile] = []
+        self.file: BytesInFile | None = None
         # Of what was allocated for all rows.
         self.held_bytes = 0
         self._piece, self._budget = piece, budget
 
-    def allocate(self, what: str, row_bytes: int, *, may_be_in_file: bool = False) -> Array:
+    def allocate(self, what: str, row_bytes: int) -> Array:
         """Returns zeroed memory for all rows. Raises LimitExceeded."""
         nbytes = self.num_rows * row_bytes
         memory = self._budget.allocate(nbytes, purpose=f"{what} of variable {self._piece.variable.name!r}")
         self.held_bytes += nbytes
         return memory
+
+    def allocate_rows(self, names: Sequence[str]) -> list[Array]:
+        """Returns zeroed memory for parts of rows, one row after the other. Raises LimitExceeded."""
+        row_bytes = self._piece.row_bytes
+        return [self.allocate(name, row_bytes).reshape(self.num_rows, row_bytes) for name in names]
 
     def find(self, indices: Array, *, step: int) -> Array:
         """Returns the numbers."""
@@ -97,7 +104,7 @@ class KeyedRows:
     def __init__(self, piece: VariableSlice, spec: KeySpec, budget: MemoryBudget) -> None:
         initializer = piece.variable.initializer
         # Of values and slots.
-        self.files: list[BytesInFile] = []
+        self.file: BytesInFile | None = None
         self.held_bytes = 0
         self._piece, self._spec, self._budget = piece, spec, budget
         self._seed = initializer.seed if initializer is not None else 0
@@ -116,14 +123,22 @@ class KeyedRows:
         self._bucket_parts = {OCCURRENCES_PART: counters} if counters.size else {}
         self.nbytes_per_row = _KEY_DTYPE.itemsize + _USE_BYTES * has_use + _BOUNDED_BYTES * (self._buckets is not None)
 
-    def allocate(self, what: str, row_bytes: int, *, may_be_in_file: bool = False) -> Array:
+    def allocate(self, what: str, row_bytes: int) -> Array:
         """Returns zeroed memory for as many rows as there may be. Raises LimitExceeded."""
-        if not may_be_in_file or self._budget.make_file is None:
-            return self._growing(what, row_bytes, self.max_rows)
-        self.files.append(self._budget.make_file(self.max_rows * row_bytes))
+        return self._growing(what, row_bytes, self.max_rows)
+
+    def allocate_rows(self, names: Sequence[str]) -> list[Array]:
+        """Returns zeroed memory for parts of rows, one row after the other. Raises LimitExceeded.
+
+        In a file, the parts of a row lie beside each other: who needs one needs all, and the disk reads and writes whole pages.
+        """
+        row_bytes = self._piece.row_bytes
+        if self._budget.make_file is None:
+            return [self.allocate(name, row_bytes).reshape(self.max_rows, row_bytes) for name in names]
+        self.file = self._budget.make_file(self.max_rows * row_bytes * len(names))
         # Who looks for keys without rows copies the first row in their place, also before there is one.
-        self.files[-1].reserve(row_bytes)
-        return self.files[-1].memory
+        self.file.reserve(row_bytes * len(names))
+        return np.split(self.file.memory.reshape(self.max_rows, -1), len(names), axis=1)
 
     def _growing(self, what: str, row_bytes: int, num_rows: int) -> Array:
         return growing_bytes(num_rows * row_bytes, purpose=f"{what} of variable {self._piece.variable.name!r}")

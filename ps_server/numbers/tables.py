@@ -102,9 +102,11 @@ class Table:
         keys = piece.variable.keys
         self.rows = NumberedRows(piece, budget) if keys is None else KeyedRows(piece, keys, budget)
         try:
-            self.values = self._allocate_rows("rows")
-            self._spare = self.values if self._is_lazy else self._allocate_rows("a second copy of the rows")
-            self.slots = {name: self._allocate_rows(f"slot {name!r}") for name in rule.slots}
+            names = ["rows", *(f"slot {name!r}" for name in rule.slots), *([] if self._is_lazy else ["a second copy of the rows"])]
+            dtype, num_rows = piece.variable.data_type.dtype, self.rows.max_rows
+            self.values, *parts = [memory.view(dtype).reshape(num_rows, self._width) for memory in self.rows.allocate_rows(names)]
+            self.slots = dict(zip(rule.slots, parts, strict=False))
+            self._spare = self.values if self._is_lazy else parts[-1]
         except BaseException:
             self.release()
             raise
@@ -165,18 +167,17 @@ class Table:
         """
         self._num_awaited += num_rows
         try:
-            for file in self.rows.files if num_rows > 0 else ():
-                file.reserve(min(self.num_rows + self._num_awaited, self.rows.max_rows) * self.row_bytes)
+            if self.rows.file is not None and num_rows > 0:
+                self.rows.file.reserve(min(self.num_rows + self._num_awaited, self.rows.max_rows) * self._record_bytes)
         except LimitExceeded:
             self._num_awaited -= num_rows
             raise
 
     def prefetch(self, indices: Array) -> Array:
         """Has the system read what lies in files of rows and slots, without waiting for it. Returns no rows."""
-        if self.rows.files:
+        if self.rows.file is not None:
             numbers = self.rows.find(indices, step=self._progress.step)
-            for file in self.rows.files:
-                file.prefetch(numbers[numbers >= 0] * self.row_bytes, self.row_bytes)
+            self.rows.file.prefetch(numbers[numbers >= 0] * self._record_bytes, self._record_bytes)
         return self.values[:0]
 
     def extend(self, keys: Array) -> tuple[int, Array]:
@@ -275,7 +276,7 @@ class Table:
     def _apply_to_rows(self, gradient: RowGradient) -> None:
         keys, now = gradient.indices, self._progress.step
         plan = self.rows.plan(keys, now=now)
-        previous = np.take(self.values, plan.numbers, axis=0, mode="clip")
+        previous = rows_of(self.values, plan.numbers)
         if plan.begins.size:
             first = previous[plan.begins] = self._first_values(keys[plan.begins])
         known, numbers = _known(gradient, plan.numbers)
@@ -351,7 +352,7 @@ class Table:
         if not self.rows.nbytes_per_row:
             return 0
         marks = 0 if self._marks is None else self._marks.itemsize
-        return self.rows.nbytes_per_row + (0 if self.rows.files else 1 + len(self.slots)) * self.row_bytes + marks
+        return self.rows.nbytes_per_row + (0 if self.rows.file else self._record_bytes) + marks
 
     @property
     def values_bytes(self) -> int:
@@ -361,23 +362,24 @@ class Table:
     @property
     def slots_bytes(self) -> int:
         """Bytes of the slots in memory."""
-        return 0 if self.rows.files else len(self.slots) * self.num_rows * self.row_bytes
+        return 0 if self.rows.file else len(self.slots) * self.num_rows * self.row_bytes
 
     @property
     def files_bytes(self) -> int:
         """Bytes of rows and slots in files."""
-        return len(self.rows.files) * self.num_rows * self.row_bytes
+        return self.num_rows * self._record_bytes if self.rows.file else 0
 
     def release(self) -> None:
         """Takes its memory off the budget; the owner must not use it again."""
         self._budget.release(self._counted_bytes + self.rows.held_bytes)
         self._counted_bytes = self.rows.held_bytes = 0
-        for file in self.rows.files:
-            file.close()
+        if self.rows.file is not None:
+            self.rows.file.close()
 
-    def _allocate_rows(self, what: str) -> Array:
-        memory = self.rows.allocate(what, self.row_bytes, may_be_in_file=True)
-        return memory.view(self.piece.variable.data_type.dtype).reshape(self.rows.max_rows, self._width)
+    @property
+    def _record_bytes(self) -> int:
+        """Bytes of a row with its slots."""
+        return (1 + len(self.slots)) * self.row_bytes
 
     def _first_values(self, keys: Array) -> Array:
         variable = self.piece.variable
@@ -387,8 +389,7 @@ class Table:
     def _rows_at(self, memory: Array, indices: Array, first: Callable[[Array], Any], *, step: int) -> Array:
         """Returns a copy of rows of values or a slot, as they are; of keys without rows at a step, what `first` gives to new ones."""
         numbers = self.rows.find(indices, step=step)
-        # In range: checked by the caller. "clip" spares NumPy a second copy.
-        rows: Array = np.take(memory, numbers, axis=0, mode="clip")
+        rows = rows_of(memory, numbers)
         if (unknown := np.flatnonzero(numbers < 0)).size:
             rows[unknown] = first(indices[unknown])
         return rows
@@ -464,6 +465,15 @@ class Table:
     def _scratch(self) -> list[Array]:
         dtype = self.piece.variable.data_type.sum_dtype
         return [np.empty(self._block_rows * self._width, dtype) for _ in range(1 + self._rule.num_scratch)]
+
+
+def rows_of(memory: Array, numbers: Array) -> Array:
+    """Returns a copy of rows; of some row where the number is -1."""
+    if not memory.flags.c_contiguous:  # "take" would first copy all of it
+        return memory[np.maximum(numbers, 0)]
+    # In range: checked by the callers. "clip" spares NumPy a second copy.
+    rows: Array = np.take(memory, numbers, axis=0, mode="clip")
+    return rows
 
 
 def _known(gradient: RowGradient, numbers: Array) -> tuple[RowGradient, Array]:

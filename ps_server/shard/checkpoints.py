@@ -62,7 +62,7 @@ from ps_server.model.snapshot import (
 )
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
 from ps_server.numbers.memory import BytesInFile, MemoryBudget, format_bytes
-from ps_server.numbers.tables import Table
+from ps_server.numbers.tables import Table, rows_of
 from ps_server.shard.gate import TURN_WAIT_S
 
 if TYPE_CHECKING:
@@ -230,15 +230,15 @@ def copy_memory(source: StateMemory, like: StateMemory, into: StateMemory, *, st
             else:
                 parts += [(table[name], rows, copied, start) for start in range(0, rows.size, _PART_ROWS)]
     for one, other in whole:
-        parts += [(_flat(one), None, _flat(other), start) for start in range(0, one.nbytes, _PART_BYTES)]
+        num_at_once = max(1, _PART_BYTES // (one[:1].nbytes or 1))
+        parts += [(one[start : start + num_at_once], None, other, start) for start in range(0, len(one), num_at_once)]
 
     def copy(part: tuple[Array, Array | None, Array, int], thread: int) -> int:
         one, rows, other, start = part
         if rows is None:
-            other[start : start + _PART_BYTES] = one[start : start + _PART_BYTES]
+            other[start : start + len(one)] = one
         else:
-            # The rows are there; "clip" spares NumPy a second copy.
-            np.take(one, rows[start : start + _PART_ROWS], axis=0, out=other[start : start + _PART_ROWS], mode="clip")
+            other[start : start + _PART_ROWS] = rows_of(one, rows[start : start + _PART_ROWS])
         return 0
 
     share(stripes, parts, copy, num_threads=min(stripes.num_threads, len(parts)) or 1, within=np.errstate)
@@ -246,10 +246,6 @@ def copy_memory(source: StateMemory, like: StateMemory, into: StateMemory, *, st
 
 def _sizes(state: StateMemory) -> list[tuple[tuple[int, ...], str]]:
     return [(memory.shape, memory.dtype.str) for memory in state.arrays]
-
-
-def _flat(memory: np.ndarray) -> np.ndarray:
-    return memory.reshape(-1).view(np.uint8)
 
 
 # Where slices of one variable overlap, and a slice that comes as a stream of bytes put into others.
@@ -385,9 +381,10 @@ class SavedRows:
         row_shape, dtype = self._tables[0].piece.variable.shape[1:] if memory.ndim > 1 else (), memory.dtype
         if self._places is None or entry.shape != (num_rows, *row_shape) or num_rows > self._num_rows or entry.dtype != dtype:
             raise DataLoss(f"{where}: tensor {entry.name!r} is {entry.shape} {entry.dtype}, its keys and the manifest say otherwise")
-        if numbers is None and len(self._places) == 1 and len(self._places[0][2]) == self._num_rows:
-            table, first, _ = self._places[0]
-            read_into(table.memory_of(part)[first : first + num_rows])
+        is_one_run = len(self._places) == 1 and len(self._places[0][2]) == self._num_rows
+        if numbers is None and is_one_run and memory.flags.c_contiguous:
+            first = self._places[0][1]
+            read_into(memory[first : first + num_rows])
             return
         num_at_once = max(1, BLOCK_BYTES // (math.prod(row_shape) * dtype.itemsize or 1))
         scratch = np.empty((min(num_at_once, num_rows), *memory.shape[1:]), dtype)

@@ -151,8 +151,10 @@ def test_rows_in_files_are_saved_and_restored_as_those_in_memory_are(open_traini
     in_files = open_training(2, model=model, table_dir=tables, transport=transport)
     for training, tag in ((in_memory, "memory"), (in_files, "files")):
         training.create()
-        training.train(7)
-        training.save(tag)
+        training.train(6)
+        full = training.save(f"{tag}-full", has_deltas=True)
+        training.train(1)
+        assert training.save(tag, base=full, has_deltas=True).base_tags, "a delta"
     assert in_files.state() == in_memory.state()
     restored = open_training(3, model=model, table_dir=tables)
     restored.restore("memory", step=7, epoch=9)

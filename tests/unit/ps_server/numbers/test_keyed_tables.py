@@ -453,6 +453,8 @@ def test_rows_in_files_are_those_that_rows_in_memory_are_and_take_no_memory_of_t
     assert budgets[0].allocated_bytes - budgets[1].allocated_bytes == tables[0].num_rows * 2 * 8 * WIDTH
     assert tables[1].slots_bytes == tables[0].files_bytes == 0
     assert tables[1].files_bytes == tables[0].num_rows * 2 * 8 * WIDTH
+    of_values, of_slots = (memory.ctypes.data for memory in (tables[1].values, tables[1].slots["accumulator"]))
+    assert of_slots - of_values == 8 * WIDTH, "a row and its slots are beside each other"
     assert not [*tmp_path.iterdir()], "nothing stays behind"
     tables[1].release()
 
