@@ -16,7 +16,7 @@ from ps_protocol.roles.contribution import PushId
 # What all variables, and all rows, begin with.
 FIRST_VALUE = 3.0
 _KEYS = np.sort(spread(np.arange(12)))
-_NUM_OTHERS = 40
+_NUM_OTHERS, _MOST_LEFT_OUT = 40, 63
 # What a server reserves at most for the rows of a contribution: three copies, and what it may have to make.
 PUSHED_ROWS_BYTES = (len(_KEYS) + 1) * (3 * (8 + 16) + 38 + 2 * 16)
 
@@ -41,7 +41,11 @@ def keys_of(layout: Layout) -> Array:
 def push_of(layout: Layout, push_id: PushId, numbers: Callable[[int], Array]) -> tuple[Array, int]:
     """Returns the bytes of a contribution, and how many rows it has: those of `keys_of`, and perhaps that of a key of its own."""
     arena = arena_of(layout, numbers)
-    other = spread(np.array([1000 + (push_id.worker * 7 + push_id.sequence) % _NUM_OTHERS]))
+    rules = layout.tables[0].variable.keys
+    # No key is left out more often than that: so no bucket counts as many as make it halve its counters, which the oracle does not do.
+    most_left_out = (rules.admit_after if rules is not None and rules.admit_after else 2) - 1
+    num_others = min(_NUM_OTHERS, _MOST_LEFT_OUT // most_left_out - len(_KEYS))
+    other = spread(np.array([1000 + (push_id.worker * 7 + push_id.sequence) % num_others]))
     keys = np.sort(_here(layout, np.concatenate([_KEYS, other])))
     rows = np.broadcast_to(numbers(layout.tables[0].variable.shape[1]), (keys.size, layout.tables[0].variable.shape[1]))
     return np.concatenate([arena, keys.view(np.uint8), np.ascontiguousarray(rows).reshape(-1).view(np.uint8)]), keys.size

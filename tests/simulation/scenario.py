@@ -128,8 +128,8 @@ def scenario_of(seed: int) -> Scenario:
     rows = random.Random(f"rows {seed}")
     scenario = replace(scenario, max_age=rows.choice((0, 0, 1, 2, 5)), admitted=rows.choice((0.0, 0.0, 0.3, 0.7)))
     if not scenario.admitted:
-        # Of more, other keys could be halved together with those that the oracle counts.
-        scenario = replace(scenario, admit_after=random.Random(f"admission {seed}").choice((0, 2)))
+        admission = random.Random(f"admission {seed}")
+        scenario = replace(scenario, admit_after=admission.choice((0, 2)) and admission.randint(2, 4))
     last = random.Random(f"last step {seed}")
     return replace(scenario, max_steps=last.randint(3, 40)) if last.random() < 0.08 else scenario
 
