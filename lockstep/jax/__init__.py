@@ -17,6 +17,6 @@ except ImportError as error:
     raise ImportError("lockstep.jax needs JAX: pip install 'lockstep-ps[jax]'") from error
 
 from lockstep.jax.diloco import DiLoCo
-from lockstep.jax.training import create_or_join, local_updates, outcome, read, step
+from lockstep.jax.training import Rows, create_or_join, local_updates, outcome, read, read_rows, step
 
-__all__ = ["DiLoCo", "create_or_join", "local_updates", "outcome", "read", "step"]
+__all__ = ["DiLoCo", "Rows", "create_or_join", "local_updates", "outcome", "read", "read_rows", "step"]

@@ -15,6 +15,8 @@ from lockstep.jax.proof import compare
 from lockstep.jax.recognition import Recognized, recognize
 from lockstep.jax.trees import Tree, array_of, refuse_trace, tree_of
 from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.variables import Array
+from worker_client import EmbeddingTable, IndexedSlices
 from worker_client.core.outcomes import Push
 from worker_client.model.gradients import Metrics
 from worker_client.session.session import Session
@@ -37,6 +39,22 @@ def local_updates(transformation: Any) -> LocalUpdates:
     if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
         raise InvalidSpec(f"local_updates(): got {transformation!r}, want an optax transformation such as optax.adam(1e-3)")
     return LocalUpdates(transformation)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of a table for a batch: `values[positions]` are those of its ids, in their shape.
+
+    `values` has a row for each different id, and then zeros up to a power of two, so that jit meets few shapes.
+    """
+
+    values: Any
+    positions: Any
+    ids: Array
+
+    def gradient(self, gradient: Any) -> IndexedSlices:
+        """Returns the table's gradient for `step()`, of the one with respect to `values`."""
+        return IndexedSlices(self.ids, array_of("gradient of rows", gradient)[: len(self.ids)])
 
 
 class _LocalOptimizer:
@@ -91,7 +109,9 @@ class _Model:
 _models: WeakKeyDictionary[Session, _Model] = WeakKeyDictionary()
 
 
-def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any) -> Any:
+def create_or_join(
+    session: Session, params: Any, optimizer: Any, *, tables: Mapping[str, EmbeddingTable] | None = None, **options: Any
+) -> Any:
     """Creates the model with these parameters if this worker is the first, else joins it; returns the parameters to begin with.
 
     `params`: any pytree of float arrays: dicts, lists, tuples, dataclasses and classes that are registered with JAX. Variables are named by
@@ -101,6 +121,7 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
     compared with optax in a few steps before it is used. Or the result of `lockstep.adam()` or another optimizer function, or of
     `local_updates(…)`.
 
+    `tables`: tables by name, whose rows `read_rows()` gives; with their own optimizer, or that of the parameters, but not `local_updates`.
     `options` are those of `Session.create_or_join`. Blocks while another worker creates the model. Raises InvalidSpec for a tree or an
     optimizer that cannot be used, ModelMismatch if the cluster has another model.
 
@@ -115,6 +136,8 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
     if isinstance(optimizer, OptimizerSpec):
         own = optimizer
     elif isinstance(optimizer, LocalUpdates):
+        if without := [name for name, table in (tables or {}).items() if table.optimizer is None]:
+            raise InvalidSpec(f"tables: {without[0]!r}: local_updates() is not for rows; give the table an optimizer of its own")
         local, own = _LocalOptimizer(optimizer.transformation, params), worker_client.sgd(1.0)
     else:
         recognized = recognize(optimizer, params)
@@ -125,18 +148,39 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
             numbers = recognized.numbers
         options = _with_limits(recognized, options)
     call = "lockstep.jax.create_or_join(session, params, optimizer"
-    join(session, given, optimizer=own, options=options, call=call, named="of optax")
+    join(session, {**given, **(tables or {})}, optimizer=own, options=options, call=call, named="of optax")
     model = _models[session] = _Model(tree, None, local, numbers)
-    model.left_out = left_out(session, values) if session.phase else {}
+    model.left_out = (left_out(session, values) if session.phase else {}) | dict.fromkeys(tables or {})
     return model.read(session)
 
 
-def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, timeout_s: float | None = None) -> Any:
+def read_rows(session: Session, name: str, ids: Any, *, timeout_s: float | None = None) -> Rows:
+    """Reads the rows of a batch's ids, each once: numbers of rows, or keys, as an array of integers of any shape.
+
+    Call it outside of jit. 64-bit keys need NumPy, or JAX with x64. Raises the errors of `Session.read_rows`.
+    """
+    model_of(session, "read_rows()")
+    refuse_trace("read_rows()", ids)
+    unique, positions = np.unique(array_of("ids", ids), return_inverse=True)
+    read = session.read_rows(name, unique, timeout_s=timeout_s)
+    values = np.zeros((1 << max(0, len(unique) - 1).bit_length(), *read.shape[1:]), read.dtype)
+    values[: len(unique)] = read
+    return Rows(jax.device_put(values), jax.device_put(positions.reshape(np.shape(ids)).astype(np.int32)), unique)
+
+
+def step(
+    session: Session,
+    gradients: Any,
+    *,
+    tables: Mapping[str, IndexedSlices] | None = None,
+    metrics: Metrics | None = None,
+    timeout_s: float | None = None,
+) -> Any:
     """Makes one contribution, waits until its step is applied, and returns the new parameters: a new tree of JAX arrays.
 
     `gradients`: a tree like the parameters, as `jax.grad` returns it; None in place of an array or a branch means no gradient for it.
-    `metrics`: name to a number or a JAX scalar. `outcome(session)` returns its outcome. Waits until JAX has computed the gradients.
-    Call it outside of jit. Raises the errors of `Session.step`.
+    `tables`: gradients of tables by name, from `Rows.gradient`. `metrics`: name to a number or a JAX scalar. `outcome(session)` returns its
+    outcome. Waits until JAX has computed the gradients. Call it outside of jit. Raises the errors of `Session.step`.
     """
     model = model_of(session, "step()")
     refuse_trace("step()", gradients)
@@ -145,15 +189,15 @@ def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, ti
     for leaf in named.values():
         if isinstance(leaf, jax.Array) and not leaf.is_deleted():
             leaf.copy_to_host_async()  # else a GPU is waited for once for each array
-    arrays = {name: None if leaf is None else array_of(f"gradients: {name!r}", leaf) for name, leaf in named.items()}
-    arrays.update(model.left_out)
+    given: dict[str, Any] = {name: None if leaf is None else array_of(f"gradients: {name!r}", leaf) for name, leaf in named.items()}
+    given |= model.left_out | dict(tables or {})
     num_rollbacks = session.num_rollbacks
     model.push = None
     try:
         numbers = model.numbers(session.local_step)
         model.push = until_counted(
             session,
-            lambda: session.step(arrays, metrics=metrics, hyperparameters=numbers, timeout_s=timeout_s),
+            lambda: session.step(given, metrics=metrics, hyperparameters=numbers, timeout_s=timeout_s),
             has_same_values=lambda: model.has_values_of(session),
         )
     finally:

@@ -143,6 +143,32 @@ def test_none_is_no_gradient_and_metrics_may_be_scalars_of_jax() -> None:
         assert push is not None and push.is_accepted
 
 
+def test_rows_of_any_keys_are_read_once_each_and_trained_with_the_parameters() -> None:
+    def loss(params: Any, values: Any, positions: Any) -> Any:
+        return (values[positions] @ params["w"]).sum()
+
+    keys, known = np.array([[7, -3, 7], [1 << 40, 7, -3]]), np.array([7, -3, 1 << 40])
+    table = lockstep.EmbeddingTable(4, keys="int64", initializer=lockstep.uniform_initializer(-1.0, 1.0, seed=1))
+    with lockstep.local() as session:
+        params = lj.create_or_join(session, {"w": jnp.ones(4)}, optax.sgd(0.5), tables={"users": table})
+        first, rows = session.read_rows("users", known), lj.read_rows(session, "users", keys)
+        assert rows.values.shape == (4, 4), "three rows, and zeros up to a power of two"
+        of_batch = session.read_rows("users", keys)
+        np.testing.assert_array_equal(rows.values[rows.positions], of_batch)
+        gradients, of_rows = jax.jit(jax.grad(loss, argnums=(0, 1)))(params, rows.values, rows.positions)
+        after = lj.step(session, gradients, tables={"users": rows.gradient(of_rows)})
+        np.testing.assert_allclose(after["w"], 1 - 0.5 * of_batch.sum((0, 1)), rtol=1e-5)
+        np.testing.assert_array_equal(session.read_rows("users", known), first - 0.5 * np.array([[3], [2], [1]], np.float32))
+        lj.step(session, gradients)
+        np.testing.assert_array_equal(session.read_rows("users", known), first - 0.5 * np.array([[3], [2], [1]], np.float32))
+
+
+def test_an_optimizer_of_the_workers_is_refused_for_rows() -> None:
+    with lockstep.local() as session, pytest.raises(lockstep.errors.InvalidSpec, match=r"'users': local_updates.* is not for rows"):
+        table = lockstep.EmbeddingTable(4, keys="int64")
+        lj.create_or_join(session, {"w": jnp.ones(4)}, lj.local_updates(optax.sgd(0.5)), tables={"users": table})
+
+
 def test_final_parameters_are_read_after_the_end() -> None:
     with lockstep.local(max_steps=2) as session:
         lj.create_or_join(session, _params(), optax.sgd(1.0))
