@@ -59,6 +59,14 @@ class Language:
         starts = np.linspace(self._num_seen, self._text.size - _CONTEXT - 1, _NUM_HELD_OUT).astype(np.int64)
         yield from map(self._at, np.array_split(starts, 10))
 
+    def loss_of(self, values: Mapping[str, Array]) -> float:
+        """Returns the loss at these values on text that no batch has."""
+        losses = []
+        for before, following in self.held_out():
+            self._look(values, before, following)
+            losses.append(self.loss)
+        return float(np.mean(losses))
+
     def _at(self, starts: Array) -> tuple[Array, Array]:
         window = self._text[starts[:, None] + np.arange(_CONTEXT + 1)]
         return window[:, :-1], window[:, -1]

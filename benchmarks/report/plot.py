@@ -77,6 +77,37 @@ def _stragglers(title: str, arms: Mapping[str, Sequence[RunOfArm]], predicted_ms
     return figure
 
 
+def plot_utilisation(path: Path, rows: Sequence[Mapping[str, Any]], *, apart: str) -> None:
+    """Draws, for each link and wire format, by inner steps, the characters a second as a share of those that workers `apart` train with."""
+    _save_twins(path, lambda: _utilisation(rows, apart), dpi=120)
+
+
+def _utilisation(rows: Sequence[Mapping[str, Any]], apart: str) -> Any:
+    from matplotlib.figure import Figure
+
+    links, wires = ([*dict.fromkeys(row[name] for row in rows if row["every"])] for name in ("link", "wire"))
+    most = {(row["link"], row["seed"]): row["characters_per_s"] for row in rows if row["steps"] == apart}
+    share = [(row, row["characters_per_s"] / most[row["link"], row["seed"]]) for row in rows if row["steps"] != apart]
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for index, link in enumerate(links):
+        for wire, mark in zip(wires, "os^D", strict=False):
+            drawn = [(row["every"], of) for row, of in share if (row["link"], row["wire"]) == (link, wire) and row["every"]]
+            axes.plot(*zip(*drawn, strict=True), f"{mark}-", color=f"C{index}", label=f"{link}, {wire}")
+        for row, of in share:
+            if row["link"] == link and not row["every"]:
+                style = "--" if row["wire"] else ":"
+                axes.axhline(of, color=f"C{index}", linestyle=style, linewidth=1, label=f"{link}, {row['steps']}")
+    axes.set(xscale="log", yscale="log", xlabel="inner steps of an outer one", ylabel="share of the time that workers compute")
+    ticks = [*dict.fromkeys(row["every"] for row in rows if row["every"])]
+    axes.set_xticks(ticks, labels=[str(tick) for tick in ticks], minor=False)
+    axes.set_yticks([0.01, 0.03, 0.1, 0.3, 1.0], labels=["1 %", "3 %", "10 %", "30 %", "100 %"])
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+    return figure
+
+
 def _save_twins(path: Path, draw: Callable[[], Any], *, dpi: int) -> None:
     import matplotlib.style
 

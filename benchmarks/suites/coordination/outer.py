@@ -1,6 +1,6 @@
 """Trains a character model with PyTorch by gradients of each step, and by outer steps of several inner ones: loss, seconds and bytes.
 
-Beside DistributedDataParallel over gloo, and one worker with the batches of all in one.
+Beside DistributedDataParallel over gloo, and one worker with the batches of all in one; over the links of this machine, or slow ones.
 """
 
 import argparse
@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, show
+from benchmarks.harness.arguments import WrongArguments, add_json, add_plot, at_least_one, show
+from benchmarks.harness.hosts import DEVICE, Hosts
 from benchmarks.harness.language import Language
+from benchmarks.harness.link import NETWORKS
 from benchmarks.harness.processes import Cluster, Processes
 from benchmarks.harness.worker import Station, await_file
 from benchmarks.report.figures import as_row, head_rows, human_bytes
+from benchmarks.report.plot import check_plot, plot_utilisation
 from benchmarks.suites.coordination.learning import ONE_THREAD
 from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.model.optimizers import OptimizerSpec
@@ -28,9 +31,15 @@ from worker_client.model.wire_format import WireFormat
 
 DESCRIPTION = __doc__
 BATCH_SIZE = 64
+# What all workers would do if nothing had to travel: each trains by itself.
+APART = "nothing exchanged"
 # Of the hidden layer: 0.35 million parameters.
 HIDDEN = 512
 _TIMEOUT_S = 3600.0
+# By gradients of each step, with DistributedDataParallel, without each other, and by outer steps.
+_HOW = ("gradients", "ddp", "alone", "outer")
+# Nobody else is on the links.
+_OPEN = {"LOCKSTEP_ALLOW_INSECURE_NETWORK": "1"}
 # What travels to the servers, and back.
 WIRES = {
     "float32": WireFormat(),
@@ -198,13 +207,19 @@ class _Training:
 
 
 class _Pool:
-    """The worker processes, which train one row after the other; each row has a cluster of its own."""
+    """The worker processes, which train one row after the other; each row has a cluster of its own.
 
-    def __init__(self, processes: Processes, num_workers: int) -> None:
-        self._processes, self._num_rows = processes, 0
+    `hosts`: one for each worker, and one for its servers and chief; None: all are on this machine's.
+    """
+
+    def __init__(self, processes: Processes, num_workers: int, hosts: Hosts | None) -> None:
+        self._processes, self._num_rows, self._hosts = processes, 0, hosts
         for index in range(num_workers):
             command = processes.worker_command("benchmarks.suites.coordination.outer", {"index": index})
-            processes.start(f"worker {index}", command, environment=ONE_THREAD)
+            if hosts is not None:
+                command = hosts.on(index, command)
+            device = {} if hosts is None else {"GLOO_SOCKET_IFNAME": DEVICE}
+            processes.start(f"worker {index}", command, environment={**ONE_THREAD, **device})
 
     def train(self, order: OuterWork) -> list[dict[str, Any]]:
         """Returns the workers' reports. Raises LaunchFailed."""
@@ -213,8 +228,10 @@ class _Pool:
         with ExitStack() as stack:
             place = {}
             if order.has_cluster:
-                spec = ClusterSpec(ps=order.fragments, workers=number, tcp=True, chief_in_ps=True)
-                local = stack.enter_context(Cluster(spec, security={})).local
+                spec = ClusterSpec(ps=order.fragments, workers=number, tcp=True, chief_in_ps=self._hosts is None)
+                if self._hosts is not None:
+                    spec.hosts = (self._hosts.host(self._hosts.number - 1),)
+                local = stack.enter_context(Cluster(spec, security=_OPEN)).local
                 local.start_roles(environment=ONE_THREAD)
                 place = {"chief": local.chief_address, "cluster": local.name}
             here = self._give({"order": asdict(order), "cluster": place})
@@ -241,6 +258,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--workers", type=at_least_one, default=4, help="workers (default 4)")
     parser.add_argument("--batches", type=at_least_one, default=2000, help="batches of 64 characters of each worker (default 2000)")
+    parser.add_argument("--how", nargs="+", choices=_HOW, default=_HOW, help="rows of these ways to train (default all)")
     parser.add_argument("--every", type=at_least_one, nargs="+", default=[1, 10, 50, 100], help="inner steps (default 1 10 50 100)")
     parser.add_argument("--fragments", type=at_least_one, help="beside whole steps, of as many servers (default: none)")
     parser.add_argument("--delay", type=at_least_one, default=5, help="inner steps beside an exchange of fragments (default 5)")
@@ -250,7 +268,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=at_least_one, default=100, help="batches until then (default 100)")
     parser.add_argument("--outer", type=float, nargs=2, default=[0.0, 0.9], metavar=("RATE", "MOMENTUM"), help="(default: by inner steps)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of first values and batches (default 0 1 2)")
+    shaped = [name for name, link in NETWORKS.items() if link]
+    parser.add_argument("--links", nargs="+", choices=shaped, default=[], help="between hosts of their own; needs root (default: none)")
     add_json(parser)
+    add_plot(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -259,23 +280,36 @@ def run(options: argparse.Namespace) -> int:
         raise WrongArguments("PyTorch is not installed here: `make bench-outer` runs this in .venv-frameworks")
     if wrong := [every for every in options.every if options.batches % every]:
         raise WrongArguments(f"--every {wrong[0]}: want a divisor of --batches {options.batches}")
+    if options.plot:
+        check_plot(options.plot)
     if not options.json:
-        print(head_rows(("steps", "wire", "seed", "loss", "seconds", "bytes of a worker")), flush=True)
-    with Processes() as processes:
-        pool = _Pool(processes, options.workers)
-        for seed in options.seeds:
-            for name, order in _arms(options, seed):
-                reports = pool.train(order)
-                row = {
-                    "steps": name,
-                    "wire": order.wire if order.has_cluster else "",
-                    "seed": seed,
-                    "loss": max(report["loss"] for report in reports),
-                    "seconds": max(report["seconds"] for report in reports),
-                    "bytes": max(report["bytes"] for report in reports),
-                }
-                show(row, _in_words, options)
-        pool.end()
+        print(head_rows(("link", "steps", "wire", "seed", "loss", "seconds", "characters a second", "bytes of a worker")), flush=True)
+    rows = []
+    for link in options.links or ["loopback"]:
+        with ExitStack() as stack:
+            hosts = None
+            if (shape := NETWORKS[link]) is not None:
+                hosts = stack.enter_context(Hosts(options.workers + 1, rate=shape[0], delay_s=shape[1]))
+            pool = _Pool(stack.enter_context(Processes()), options.workers, hosts)
+            for seed in options.seeds:
+                for name, order in ((name, order) for name, order in _arms(options, seed) if order.how in options.how):
+                    reports = pool.train(order)
+                    seconds = max(report["seconds"] for report in reports)
+                    row = {
+                        "link": link,
+                        "steps": name,
+                        "wire": order.wire if order.has_cluster else "",
+                        "seed": seed,
+                        "loss": max(report["loss"] for report in reports),
+                        "seconds": seconds,
+                        "characters_per_s": order.num_workers * order.num_batches * order.batch_size / seconds,
+                        "bytes": max(report["bytes"] for report in reports),
+                    }
+                    show(row, _in_words, options)
+                    rows.append({**row, "every": order.sync_every if order.how == "outer" else 0})
+            pool.end()
+    if options.plot:
+        plot_utilisation(options.plot, rows, apart=APART)
     return 0
 
 
@@ -284,9 +318,12 @@ def _arms(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, OuterWo
     num_batches, size = options.batches, BATCH_SIZE
     given: dict[str, Any] = {"num_batches": num_batches, "rate": options.rate, "warmup": min(options.warmup, num_batches), "seed": seed}
     each = OuterWork(how="gradients", num_workers=options.workers, batch_size=size, **given)
+    if options.links:
+        yield APART, replace(each, how="alone")
     yield "gradients", each
     yield "DistributedDataParallel, gloo", replace(each, how="ddp")
-    yield "one worker, large batch", replace(each, how="alone", num_workers=1, batch_size=size * options.workers)
+    if not options.links:
+        yield "one worker, large batch", replace(each, how="alone", num_workers=1, batch_size=size * options.workers)
     outer_rate, outer_momentum = options.outer
     for every in options.every:
         outer = replace(each, how="outer", sync_every=every, outer_rate=outer_rate, outer_momentum=outer_momentum)
@@ -303,11 +340,13 @@ def _arms(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, OuterWo
 def _in_words(row: dict[str, Any]) -> str:
     return as_row(
         [
+            row["link"],
             row["steps"],
             row["wire"],
             str(row["seed"]),
             f"{row['loss']:.4f}",
             f"{row['seconds']:.1f}",
+            f"{row['characters_per_s']:.0f}",
             human_bytes(row["bytes"]),
         ]
     )
