@@ -13,6 +13,8 @@ _INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/j
 # Kubernetes waits five minutes for a node that does not answer.
 _LOST_NODE = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
 _LOST = [{"key": f"node.kubernetes.io/{state}", **_LOST_NODE} for state in ("not-ready", "unreachable")]
+# A pod that asks for none has the least part of a busy node, and all wait for the chief.
+_CHIEF_CPU = "250m"
 # For `sh`: runs a role, and fails where it ends because it was asked to, also while it starts. A Job would take it for done, and start no
 # other pod.
 _FAIL_WHEN_ASKED = (
@@ -122,7 +124,7 @@ def _server_pod(spec: KubernetesSpec, role: str) -> Object:
         "startupProbe": {"exec": {"command": health}, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 90},
         "readinessProbe": {"exec": {"command": [*health, "--ready"]}, "periodSeconds": 5, "timeoutSeconds": 5},
         "livenessProbe": {"exec": {"command": health}, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
-        **(_resources(spec.ps_cpu, spec.ps_memory) if role == "ps" else {}),
+        **(_resources(spec.ps_cpu, spec.ps_memory) if role == "ps" else _resources(_CHIEF_CPU, "")),
     }
     elsewhere = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in _SPOT.items()]
     placement = _on_nodes([{"matchExpressions": elsewhere}]) if spec.spot else {}

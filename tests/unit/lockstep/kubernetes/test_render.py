@@ -249,6 +249,11 @@ def test_workers_have_what_they_ask_for() -> None:
     assert "resources" not in container_of(pods_of(rendered())["worker"])
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_the_chief_asks_for_a_part_of_a_processor_and_is_not_starved_on_a_busy_node(kind: str) -> None:
+    assert container_of(pods_of(rendered(f"--as {kind}"))["chief"])["resources"]["requests"] == {"cpu": "250m"}
+
+
 def test_a_worker_that_is_preempted_has_not_failed() -> None:
     (job,) = of_kind(rendered("--spot"), "Job")
     assert job["spec"]["podFailurePolicy"]["rules"] == [
