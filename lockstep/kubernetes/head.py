@@ -3,6 +3,8 @@
 from lockstep.kubernetes.objects import PAGE_PORT, hosts_of
 from lockstep.kubernetes.spec import KubernetesSpec
 
+# From then on Kubernetes has all that the objects use, without additions of others.
+LEAST_MINOR = 27
 _SERVER_FILES = " --from-file=ca.pem --from-file=cert.pem={role}.pem --from-file=cert.key={role}.key --from-file=tokens"
 
 
@@ -40,7 +42,7 @@ def commands_of(spec: KubernetesSpec, file: str, *, is_chart: bool = False) -> s
 def head_of(spec: KubernetesSpec, file: str) -> str:
     """Returns the comment in front of the manifests."""
     place = f" All servers write to the volume of {spec.checkpoint_claim} (ReadWriteMany)." if spec.checkpoint_claim else ""
-    version = {"job": "1.27", "jobset": "1.29 with JobSet", "trainjob": "1.29 with Kubeflow Trainer"}[spec.kind]
+    version = {"job": f"1.{LEAST_MINOR}", "jobset": "1.29 with JobSet", "trainjob": "1.29 with Kubeflow Trainer"}[spec.kind]
     lines = [
         f"Made by `lockstep k8s render`, for Kubernetes {version} or newer. What is lost starts again, and training continues.",
         "",

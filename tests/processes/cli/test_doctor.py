@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import worker_client
 from tests.support.cluster.here import ServedCluster
@@ -97,3 +98,39 @@ def test_the_role_that_cannot_write_its_checkpoints_is_named(socket_dir: Path, t
     assert first["verdict"] == "fail" and first["text"].startswith("ps 0: ") and str(own) in first["text"]
     assert "every checkpoint fails" in first["advice"]
     assert not [one for one in rest if one["verdict"] == "fail"]
+
+
+@pytest.mark.parametrize(
+    ("minor", "can", "failed"),
+    [
+        ("36", "yes", []),
+        ("28+", "yes", []),
+        ("20", "yes", ["v1.x: manifests of `lockstep k8s render` need 1.27 or newer"]),
+        ("36", "no", ["you may not create services, jobs.batch: choose another namespace or user of kubectl, or ask for the right"]),
+    ],
+)
+def test_the_doctor_asks_a_kubernetes_what_it_takes(
+    minor: str, can: str, failed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = json.dumps({"major": "1", "minor": minor, "gitVersion": "v1.x"})
+    groups = json.dumps({"groups": [{"name": "batch"}, {"name": "jobset.x-k8s.io"}]})
+    answers = f"*version) echo '{version}';; *apis) echo '{groups}';; *services | *jobs.batch) [ {can} = yes ];;"
+    write_kubectl(tmp_path, f'case "$*" in {answers} esac', monkeypatch)
+    code, findings = found_by("--engine", "kubernetes")
+    assert code == len(failed)
+    assert [f"{one['text']}: {one['advice']}" for one in findings if one["verdict"] == "fail"] == failed
+    assert findings[-1]["text"] == "--as jobset works, --as trainjob does not, --cert-manager does not"
+
+
+def test_the_doctor_says_why_kubectl_reaches_no_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_kubectl(tmp_path, "echo 'connection refused' >&2; exit 1", monkeypatch)
+    assert found_by("--engine", "kubernetes")[1][-1]["text"] == "connection refused"
+    (tmp_path / "kubectl").unlink()
+    assert found_by("--engine", "kubernetes")[1][-1]["text"] == "is not in PATH"
+
+
+def write_kubectl(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes one that answers so, and leaves no other in PATH."""
+    (directory / "kubectl").write_text(f"#!/bin/sh\n{script}\n")
+    (directory / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(directory))
