@@ -1,9 +1,10 @@
 """A real Kubernetes on this machine, with a node on each host of a network, which runs what `lockstep k8s render` writes.
 
-The API server and its controllers run here, and each host has a Docker engine and a kubelet. KUBERNETES_BIN is a directory with
+The API server and its controllers run here, and each host has a containerd and a kubelet. KUBERNETES_BIN is a directory with
 programs of Kubernetes that are not in PATH. Pods are reached by routes, and services by a server of names here; no NetworkPolicy holds.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -21,14 +22,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from lockstep.kubernetes.head import LEAST_MINOR
 from tests.engines.demo import Demo, recovery
-from tests.engines.network import network, why_not
+from tests.engines.network import Network, network, why_not
 from tests.engines.ssh import LOCKSTEP
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 _PATH = os.pathsep.join([os.environ.get("KUBERNETES_BIN", ""), os.environ["PATH"]])
-_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "etcd", "dockerd", "docker", "openssl")
+_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "etcd", "containerd", "ctr", "openssl")
+_PLUGINS = Path("/usr/lib/cni")
 _PORT, _TOKEN, _IMAGE = 16443, "admin-of-a-test", "lockstep:test"
 _WHO = f"""apiVersion: v1
 kind: Config
@@ -42,23 +45,33 @@ kind: PersistentVolume
 metadata: {{name: kept}}
 spec: {{capacity: {{storage: 1Gi}}, accessModes: [ReadWriteMany], hostPath: {{path: {path}}}}}
 """
-# What a kubelet and an engine keep at places of their own, of which there is one on a machine.
-_OWN = "/run /var/lib/dockershim /var/log/pods /var/log/containers"
+# What a kubelet, containerd and its plugins keep at places of their own, of which there is one on a machine.
+_OWN = "/run /var/log/pods /var/log/containers /var/lib/cni"
 _NODE = f"""set -e
 for place in {_OWN}; do mkdir -p $place; mount -t tmpfs tmpfs $place; done
-echo 1 > /proc/sys/net/ipv4/ip_forward
-# Pods that ask for no processors would have the least part of a busy machine.
-mkdir -p /sys/fs/cgroup/cpu/lockstep && echo 100000 > /sys/fs/cgroup/cpu/lockstep/cpu.shares
-dockerd --host unix:///run/docker.sock --host unix://$STATE/docker.sock --data-root $STATE/docker --iptables=false --bip $NET.1/24 \\
-  --cgroup-parent /lockstep &
-until docker -H unix:///run/docker.sock info; do sleep 0.1; done
-docker -H unix:///run/docker.sock import --change "ENV PATH={Path(sys.executable).parent}:/bin" \\
-  --change 'ENTRYPOINT ["python3", "-ISc", "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, [s.SIGTERM]); s.sigwait([s.SIGTERM])"]' \\
-  $IMAGE {_IMAGE}
-exec kubelet --kubeconfig $KUBECONFIG --hostname-override $NAME --node-ip $ADDRESS --root-dir $STATE/kubelet --cert-dir $STATE/certs \\
-  --pod-infra-container-image {_IMAGE} --cgroup-driver cgroupfs --cgroups-per-qos=false --enforce-node-allocatable= --fail-swap-on=false \\
-  --cluster-dns 10.77.0.254 --cluster-domain cluster.local --resolv-conf "" --eviction-hard 'memory.available<100Mi' \\
-  --image-gc-high-threshold 100 --node-status-update-frequency 1s --sync-frequency 5s
+mount --bind $STATE/logs /var/log/pods
+# Pods that ask for no processors would have the least part of a busy machine. This is where containerd has them all.
+mkdir -p /sys/fs/cgroup/cpu/k8s.io && echo 100000 > /sys/fs/cgroup/cpu/k8s.io/cpu.shares
+echo $$ > /sys/fs/cgroup/cpu/k8s.io/cgroup.procs
+containerd --config $STATE/containerd.toml &
+until ctr --address $STATE/c.sock version; do sleep 0.1; done
+ctr --address $STATE/c.sock --namespace k8s.io images import $IMAGE
+exec kubelet --config $STATE/kubelet.json --kubeconfig $KUBECONFIG --hostname-override $NAME --node-ip $ADDRESS \\
+  --root-dir $STATE/kubelet --cert-dir $STATE/certs
+"""
+_CONTAINERD = """version = 2
+root = "{state}/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.internal.v1.opt"]
+[grpc]
+address = "{state}/c.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{image}"
+# Root in a container may not lower it.
+restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{plugins}"
+conf_dir = "{state}/cni"
 """
 
 
@@ -78,8 +91,8 @@ class Kubernetes:
         _write_image(image)
         self._start_control()
         for index, name in enumerate(self.net.names, 1):
-            (state := directory / name).mkdir()
-            node = {"STATE": state, "NET": f"10.78.{index}", "NAME": name, "ADDRESS": self.net.address(name), "IMAGE": image}
+            _write_node(state := directory / name, f"10.78.{index}.0/24")
+            node = {"STATE": state, "NAME": name, "ADDRESS": self.net.address(name), "IMAGE": image}
             told = self._environment | {key: str(value) for key, value in node.items()}
             self.net.start(name, "sh", "-c", _NODE, out=directory / f"{name}.out", environment=told)
             self._route(index, name)
@@ -92,9 +105,11 @@ class Kubernetes:
         if why := why_not():
             return why
         if missing := [program for program in _PROGRAMS if shutil.which(program, path=_PATH) is None]:
-            return f"no {', '.join(missing)} in PATH or KUBERNETES_BIN; Debian has etcd-server, kubernetes-client and docker.io"
+            return f"no {', '.join(missing)} in PATH or KUBERNETES_BIN; Debian has etcd-server, kubernetes-client and containerd"
+        if not (_PLUGINS / "bridge").exists():
+            return f"no {_PLUGINS}/bridge; Debian has it in containernetworking-plugins"
         said = subprocess.run(["kubelet", "--version"], env={"PATH": _PATH}, capture_output=True, text=True, check=True).stdout
-        return "" if int(said.split(".")[1]) < 24 else f"{said.strip()} runs no pods by Docker; this test has 1.20 to 1.23"
+        return "" if int(said.split(".")[1]) >= LEAST_MINOR else f"{said.strip()}; manifests are for 1.{LEAST_MINOR} or newer"
 
     def _start_control(self) -> None:
         state, here, who = self._directory, self.net.gateway, ("--kubeconfig", str(self._directory / "kubeconfig"))
@@ -150,11 +165,10 @@ class Kubernetes:
         program = ("python3", "-m", "lockstep.demo.worker", "--pace", str(pace), "--least-accuracy", "0.95")
         words = [LOCKSTEP, "k8s", "render", *cluster, *claim, *given, *flags, "--out", str(manifests), "--", *program]
         printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-        manifests.write_text(_as_of(manifests.read_text(), self.kubectl("version", "-o", "json")))
         (self._directory / "volume.yaml").write_text(_VOLUME.format(path=kept))
         self.kubectl("apply", "-f", str(self._directory / "volume.yaml"))
         begin, _, rest = printed.partition("lockstep certs")[2].partition("kubectl exec")
-        script = f"set -e\n{LOCKSTEP} certs{begin}".replace("kubectl apply", "kubectl apply --validate=false")
+        script = f"set -e\n{LOCKSTEP} certs{begin}"
         subprocess.run(["sh", "-c", script], cwd=self._directory, env=self._environment, check=True, capture_output=True)
         (self._end,) = re.findall("kubectl (delete .*?) *#", rest)
         demo = PodsDemo(self)
@@ -193,7 +207,7 @@ class Kubernetes:
     def left(self) -> list[str]:
         found = []
         for name in self.net.processes:
-            words = ["docker", "-H", f"unix://{self._directory / name / 'docker.sock'}", "ps", "-q"]
+            words = ["ctr", "--address", str(self._directory / name / "c.sock"), "--namespace", "k8s.io", "tasks", "list", "--quiet"]
             found += subprocess.run(words, env=self._environment, capture_output=True, text=True, check=False).stdout.split()
         return found
 
@@ -201,8 +215,8 @@ class Kubernetes:
         return "True" in self.kubectl("get", "job/digits-worker", "-o", "jsonpath={.status.conditions[?(@.type=='Complete')].status}")
 
     def logs(self) -> list[Path]:
-        """The files in which the engines keep what containers print."""
-        return [*self._directory.glob("h*/docker/containers/*/*-json.log")]
+        """The files in which the nodes keep what containers print."""
+        return [*self._directory.glob("h*/logs/*/*/*.log")]
 
 
 class PodsDemo(Demo):
@@ -222,7 +236,7 @@ class PodsDemo(Demo):
                 for line in iter(lines.readline, ""):
                     if not line.endswith("\n"):
                         break
-                    self._text += json.loads(line)["log"]
+                    self._text += line.split(" ", 3)[3]  # after its time, its stream, and whether it is whole
                     self._read[path] = lines.tell()
         return self._text
 
@@ -232,14 +246,32 @@ class PodsDemo(Demo):
         return 0 if self._engine.is_ended else None
 
 
-def _as_of(manifests: str, version: str) -> str:
-    """Returns manifests as an API server takes them that is older than they say: it has no fields that it does not know."""
-    old = int(re.sub(r"\D", "", json.loads(version)["serverVersion"]["minor"])) < 21
-    return manifests.replace("policy/v1\n", "policy/v1beta1\n") if old else manifests
+def _write_node(state: Path, pods: str) -> None:
+    """Writes how a node keeps its pods, whose addresses begin so."""
+    for one in ("cni", "logs"):
+        (state / one).mkdir(parents=True)
+    (state / "containerd.toml").write_text(_CONTAINERD.format(state=state, image=f"docker.io/library/{_IMAGE}", plugins=_PLUGINS))
+    addresses = {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    bridge = {"type": "bridge", "bridge": "pods", "isGateway": True, "ipam": addresses}
+    (state / "cni" / "pods.conflist").write_text(json.dumps({"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge]}))
+    control_groups = {"cgroupDriver": "cgroupfs", "cgroupsPerQOS": False, "enforceNodeAllocatable": [], "failCgroupV1": False}
+    names = {"clusterDNS": [Network.gateway], "clusterDomain": "cluster.local", "resolvConf": ""}
+    room = {"failSwapOn": False, "evictionHard": {"memory.available": "100Mi"}, "imageGCHighThresholdPercent": 100}
+    open_to_all = {
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+    }
+    often = {"nodeStatusUpdateFrequency": "1s", "syncFrequency": "5s"}
+    kubelet = {"containerRuntimeEndpoint": f"unix://{state}/c.sock", **control_groups, **names, **room, **open_to_all, **often}
+    kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+    (state / "kubelet.json").write_text(json.dumps(kind | kubelet))
 
 
 def _write_image(path: Path) -> None:
-    """Writes a file system that has this Python, Lockstep as it lies here, what that needs, the digits, and a shell."""
+    """Writes an image that has this Python, Lockstep as it lies here, what that needs, the digits, and a shell.
+
+    Without a command of its own it waits until it is asked to end, as a pod's first container does.
+    """
     names, base, own = ["lockstep-ps", "scikit-learn"], Path(sys.base_prefix), Path(sys.prefix)
     for name in names:  # it grows
         needed = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in metadata.requires(name) or () if "extra ==" not in text]
@@ -255,12 +287,24 @@ def _write_image(path: Path) -> None:
     binaries = [*(one for one in files if ".so" in one.suffixes), Path(sys.executable).resolve(), Path("/bin/sh")]
     said = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
     libraries = {Path(os.path.normpath(found)) for found in re.findall(r"(/\S+) \(0x", said)} - files
-    with tarfile.open(path, "w") as tar:
+    with tarfile.open(layer := path.with_name("layer.tar"), "w") as tar:
         for file in files:
             tar.add(file)
         tar.dereference = True
         for file in {*libraries, Path("/bin/sh")}:
             tar.add(file)
+    with layer.open("rb") as read:
+        digest = hashlib.file_digest(read, "sha256").hexdigest()
+    wait = "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, [s.SIGTERM]); s.sigwait([s.SIGTERM])"
+    run = {"Env": [f"PATH={own / 'bin'}:/bin"], "Entrypoint": ["python3", "-ISc", wait]}
+    about = {"architecture": "amd64", "os": "linux", "config": run, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
+    path.with_name("config.json").write_text(json.dumps(about))
+    named = [{"Config": "config.json", "RepoTags": [_IMAGE], "Layers": [layer.name]}]
+    path.with_name("manifest.json").write_text(json.dumps(named))
+    with tarfile.open(path, "w") as tar:
+        for one in ("manifest.json", "config.json", layer.name):
+            tar.add(path.with_name(one), one)
+    layer.unlink()
 
 
 class _Names(threading.Thread):
