@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.harness.arguments import add_json
 from benchmarks.harness.processes import Cluster, rss_bytes
@@ -21,6 +22,15 @@ from benchmarks.harness.worker import Station
 from benchmarks.report.figures import human_bytes
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import Process
+from ps_protocol.model.keys import KeySpec, spread
+from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.variables import ANY, DataType, VariableSpec
+from ps_server.numbers.key_index import KeyIndex
+from ps_server.numbers.memory import MemoryBudget, growing_bytes
+from ps_server.numbers.row_gradients import RowGradient
+from ps_server.numbers.tables import Table
+from ps_server.optimizers.rule import UpdateRule
 from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, connect, uniform_initializer
 
 _TIMEOUT_S = 900.0
@@ -129,26 +139,28 @@ DESCRIPTION = "Measures a table with keys, drawn by Zipf's law from 10^9, beside
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs both tables by turns for each row length and number of servers, prints the figures, and returns the exit code."""
+    """Runs all kinds by turns for each row length and number of servers, prints the figures, and returns the exit code."""
     for row_length in options.row_length or [16, 64]:
+        if options.grow is not None:
+            print(json.dumps(growth(options.grow, row_length)), flush=True)
+            continue
         plain = KeysWork(row_length=row_length, num_batches=options.batches, num_workers=options.workers)
         num_rows = len(distinct_keys(plain))
-        for num_ps in options.ps or [1, 2] if options.memory_share is None else []:
-            for _ in range(options.turns):
-                for fixed in (num_rows, None):
-                    work = dataclasses.replace(plain, num_rows=fixed)
-                    _show(measure(work, num_ps=num_ps, num_rows=num_rows), options)
-        if options.memory_share is not None:
-            for _ in range(options.turns):
+        for _ in range(options.turns):
+            if options.memory_share is not None:
                 _show(measure(plain, num_ps=1, num_rows=num_rows), options)
                 for tier in (Tier(options.table_dir), Tier(options.table_dir, share=options.memory_share)):
                     for prefetches in (False, True):
                         work = dataclasses.replace(plain, prefetches=prefetches)
                         _show(measure(work, num_ps=1, num_rows=num_rows, tier=tier), options)
-        elif not options.json:
-            print(f"a Python dict of such rows in one process: {dict_rows_per_s(plain):.0f} rows/s read and updated", flush=True)
-            if importlib.util.find_spec("torch") is not None:
-                print(f"torch.nn.EmbeddingBag and SparseAdam in one process: {torch_rows_per_s(plain):.0f} rows/s", flush=True)
+                continue
+            for num_ps in options.ps or [1, 2]:
+                for fixed in (num_rows, None):
+                    _show(measure(dataclasses.replace(plain, num_rows=fixed), num_ps=num_ps, num_rows=num_rows), options)
+            if not options.json:
+                print(f"a Python dict of such rows in one process: {dict_rows_per_s(plain):.0f} rows/s read and updated", flush=True)
+                if importlib.util.find_spec("torch") is not None:
+                    print(f"torch.nn.EmbeddingBag and SparseAdam in one process: {torch_rows_per_s(plain):.0f} rows/s", flush=True)
     return 0
 
 
@@ -234,6 +246,44 @@ def _kind(work: KeysWork, num_rows: int, tier: Tier | None) -> str:
     return words
 
 
+def growth(num_rows: int, row_length: int) -> dict[str, Any]:
+    """Returns what steps of new keys take in this process while a table grows, in ms of this thread's processor time and on the clock.
+
+    `index`: finding out that keys are new, and giving them their places, in an index alone: it is what grows.
+    """
+    shape = (ANY, row_length)
+    variable = VariableSpec(name=NAME, data_type=DataType.FLOAT32, shape=shape, is_sparse=True, keys=KeySpec(), initializer=INITIALIZER)
+    rule = UpdateRule(OptimizerSpec(name="adagrad", learning_rate=constant(0.01)))
+    piece = VariableSlice(variable=variable, start=0, stop=variable.num_rows)
+    empty_bytes = psutil.Process().memory_info().rss
+    table = Table(piece, rule, budget=MemoryBudget(None, owner="benchmark"), step=0)
+    index = KeyIndex(growing_bytes(8 * (num_rows + KEYS_PER_BATCH), purpose="keys").view(np.int64))
+    rows = np.full((KEYS_PER_BATCH, row_length), 0.1, np.float32)
+    times = np.empty((-(-num_rows // KEYS_PER_BATCH), 4))
+    for step, taken in enumerate(times):
+        new = np.sort(spread(np.arange(step * KEYS_PER_BATCH, (step + 1) * KEYS_PER_BATCH)))
+        rule.begin(step)
+        with _clocks(taken[:2]):
+            table.apply(RowGradient(indices=new, rows=rows))
+        rule.advance()
+        with _clocks(taken[2:]):
+            index.find(new)
+            index.add(new)
+    named = zip(("processor", "clock", "index, processor", "index, clock"), times.T * 1e3, strict=True)
+    spent = {
+        name: {"median": float(np.median(one)), "p99": float(np.quantile(one, 0.99)), "worst": float(one.max())} for name, one in named
+    }
+    table_bytes = psutil.Process().memory_info().rss - empty_bytes - index.nbytes - index.keys[: index.num_rows].nbytes
+    return {"rows": table.num_rows, "row_length": row_length, "bytes_per_row": table_bytes / table.num_rows, "ms": spent}
+
+
+@contextlib.contextmanager
+def _clocks(into: Any) -> Iterator[None]:
+    begin = time.thread_time(), time.perf_counter()
+    yield
+    into[:] = time.thread_time() - begin[0], time.perf_counter() - begin[1]
+
+
 def dict_rows_per_s(work: KeysWork) -> float:
     """Returns how many rows a second are read from a dict of arrays, and updated as by Adagrad."""
     rows: dict[int, Any] = {}
@@ -288,7 +338,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ps", type=int, action="append", help="parameter servers; may be repeated (default 1 and 2)")
     parser.add_argument("--workers", type=int, default=2, help="workers; a step takes a contribution of each (default 2)")
     parser.add_argument("--batches", type=int, default=200, help="batches of a worker, of 8,192 keys each (default 200)")
-    parser.add_argument("--turns", type=int, default=1, help="how often both tables are measured, by turns (default 1)")
+    parser.add_argument("--turns", type=int, default=1, help="how often all kinds are measured, by turns (default 1)")
+    parser.add_argument("--grow", type=int, metavar="ROWS", help="measure the steps of a table that grows to so many rows instead")
     parser.add_argument(
         "--memory-share",
         type=float,
