@@ -525,8 +525,8 @@ class TableGroup:
 
     @property
     def contents(self) -> list[Array]:
-        """The bytes of all rows, table by table, and of their keys."""
-        return [part.reshape(-1).view(np.uint8) for table in self._tables for part in table.contents]
+        """All rows, table by table, and their keys."""
+        return [part for table in self._tables for part in table.contents]
 
     @property
     def first_values(self) -> list[Array]:

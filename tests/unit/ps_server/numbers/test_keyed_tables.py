@@ -4,6 +4,7 @@ import errno
 import itertools
 import mmap
 import os
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.spec import NO_CLIP
 from ps_protocol.model.variables import ANY, Array, DataType, Initializer, InitializerKind, VariableSpec
+from ps_protocol.process.history import digest
 from ps_server.numbers.first_rows import rows_of_keys
 from ps_server.numbers.keyed_rows import KeyedRows
 from ps_server.numbers.memory import MemoryBudget
@@ -456,6 +458,27 @@ def test_rows_in_files_are_those_that_rows_in_memory_are_and_take_no_memory_of_t
     of_values, of_slots = (memory.ctypes.data for memory in (tables[1].values, tables[1].slots["accumulator"]))
     assert of_slots - of_values == 8 * WIDTH, "a row and its slots are beside each other"
     assert not [*tmp_path.iterdir()], "nothing stays behind"
+    tables[1].release()
+
+
+def test_a_digest_of_rows_in_files_copies_few_of_them_at_a_time(tmp_path: Path) -> None:
+    budgets = [
+        MemoryBudget(None, owner="ps 0"),
+        MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path, owner="ps 0")),
+    ]
+    tables = [_table("adagrad", budget=budget, initializer=UNIFORM) for budget in budgets]
+    keys = spread(np.arange(40_000))
+    for table in tables:
+        table.extend(keys)
+        table.values[: keys.size] = np.arange(keys.size)[:, None]
+    arena = np.empty(0, np.uint8)
+    in_memory = digest(arena, tables[0].contents)
+    tracemalloc.start()
+    in_file = digest(arena, tables[1].contents)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert in_file == in_memory
+    assert peak_bytes < keys.size * tables[1].row_bytes / 4
     tables[1].release()
 
 
