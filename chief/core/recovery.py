@@ -153,37 +153,37 @@ def nothing_found(search: Search, *, restore: str, step: int, failure: str = "")
 
 @light_dataclass(slots=True, kw_only=True)
 class _Begun:
-    """Shards that hold nothing are put under another epoch, as they are `told`; then a worker brings the model."""
+    """Shards that hold nothing are put under another epoch by `work`; then a worker brings the model."""
 
-    told: AdoptShards
+    work: AdoptShards
 
 
 @light_dataclass(slots=True, kw_only=True)
 class _Seeking:
-    """A checkpoint is looked for; `told`: how."""
+    """A checkpoint is looked for by `work`."""
 
     search: Search
-    told: FindCheckpoint
+    work: FindCheckpoint
 
 
 @light_dataclass(slots=True, kw_only=True)
 class _Restoring:
-    """The stage in which shards go back to a checkpoint, as they are `told`."""
+    """The stage in which shards go back to a checkpoint, by `work`."""
 
     search: Search
     checkpoint: Checkpoint
-    told: RestoreShards
+    work: RestoreShards
 
 
 @light_dataclass(slots=True, kw_only=True)
 class _TakingOver:
-    """The stage in which a chief takes over what there is: shards are `told` to report; the record that they keep, and what follows.
+    """The stage in which a chief takes over what there is: by `work` shards report; the record that they keep, and what follows.
 
     `step_seen`: the highest that a shard was at when they were looked at; None: none had a model. `found`: training can continue, perhaps
     once an interrupted step is repeated; `pushes` have been applied, and `chosen` are promised.
     """
 
-    told: AdoptShards
+    work: AdoptShards
     step_seen: int | None
     record: ChiefRecord | None = None
     found: Resumption | None = None
@@ -242,7 +242,7 @@ class Recovery:
         self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
         if step is not None:
             self.why, self.plan = _ANOTHER, "the parameter servers are asked where they are"
-        self._stage = _TakingOver(told=self._adopt(), step_seen=step)
+        self._stage = _TakingOver(work=self._adopt(), step_seen=step)
 
     def adopted(self, event: Done, now: float) -> None:
         """All shards obey this chief: decides how training continues."""
@@ -255,11 +255,11 @@ class Recovery:
         for index, incarnation in enumerate(found.process_incarnations):
             self._servers.adopted(index, process_incarnation=incarnation)
         stage = self._stage
-        if not self._ending.is_over and isinstance(stage, _TakingOver) and event.work is stage.told:
+        if not self._ending.is_over and isinstance(stage, _TakingOver) and event.work is stage.work:
             stage.record = found.record
             self._look_at_adoptions(stage, found.adoptions, now)
             return
-        if not self._ending.is_over and isinstance(stage, _Begun) and event.work is stage.told:
+        if not self._ending.is_over and isinstance(stage, _Begun) and event.work is stage.work:
             if has_applied(found.adoptions):
                 self._lose_what_another_had()
             elif others and self._config.checkpoints is not None:
@@ -320,7 +320,7 @@ class Recovery:
             self._await_model()
         else:
             self._servers.release_all()
-            self._stage = _Begun(told=self._adopt())
+            self._stage = _Begun(work=self._adopt())
 
     # -- going back
 
@@ -333,7 +333,7 @@ class Recovery:
             text = f"{why} while step {stage.checkpoint.step} was being brought back: once more"
             self._out.note(text, is_warning=True)
             self._servers.doubt()
-            self._restore(stage.search, stage.checkpoint, stage.told.manifest_sha256)
+            self._restore(stage.search, stage.checkpoint, stage.work.manifest_sha256)
         elif self._has_begun:
             self._begin_again(f"{why} before the model was initialised")
         elif self._ending.is_finishing:
@@ -348,13 +348,13 @@ class Recovery:
     def search_failed(self, event: Failed, now: float) -> None:
         """Storage cannot be read now, so that it is unknown which checkpoints there are."""
         stage = self._stage
-        if isinstance(stage, _Seeking) and event.work is stage.told and not self._ending.is_over:
+        if isinstance(stage, _Seeking) and event.work is stage.work and not self._ending.is_over:
             self._try_again_later(stage.search, event.error.message, now)
 
     def checkpoint_found(self, event: Done, now: float) -> None:
         """Handles the result of a search: a whole checkpoint, or none."""
         stage, config, found = self._stage, self._config.checkpoints, event.result
-        if not isinstance(stage, _Seeking) or event.work is not stage.told or self._ending.is_over or config is None:
+        if not isinstance(stage, _Seeking) or event.work is not stage.work or self._ending.is_over or config is None:
             return
         search, checkpoint = stage.search, found.checkpoint
         search.num_failures = 0
@@ -389,7 +389,7 @@ class Recovery:
         if not self._servers.have_witness:
             why = f"all parameter servers were restarted while step {checkpoint.step} was being brought back: once more"
             self._out.note(why, is_warning=True)
-            self._restore(stage.search, checkpoint, stage.told.manifest_sha256)
+            self._restore(stage.search, checkpoint, stage.work.manifest_sha256)
             return
         self._note_rollback(stage.search, checkpoint)
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
@@ -426,9 +426,9 @@ class Recovery:
         self._find(search)
 
     def _find(self, search: Search) -> None:
-        told = FindCheckpoint(excluded=tuple(search.excluded), only=search.only)
-        self._stage = _Seeking(search=search, told=told)
-        self._out.add(told)
+        work = FindCheckpoint(excluded=tuple(search.excluded), only=search.only)
+        self._stage = _Seeking(search=search, work=work)
+        self._out.add(work)
 
     def _seek_another(self, search: Search, tag: str, why: str) -> None:
         search.exclude(tag, why)
@@ -452,7 +452,7 @@ class Recovery:
         if isinstance(stage, _Seeking):
             self._find(stage.search)
         elif isinstance(stage, _Restoring):
-            self._restore(stage.search, stage.checkpoint, stage.told.manifest_sha256)
+            self._restore(stage.search, stage.checkpoint, stage.work.manifest_sha256)
 
     def _continue_without_checkpoint(self, search: Search) -> None:
         config = self._config.checkpoints
@@ -481,20 +481,20 @@ class Recovery:
         training = self._cluster.begin_training(Start(step=checkpoint.step))
         self.why, self.plan = search.why, f"then step {checkpoint.step} of checkpoint {checkpoint.tag}"
         self._out.note(f"bringing back step {checkpoint.step} of checkpoint {checkpoint.tag} under epoch {members.epoch}: {search.why}")
-        told = RestoreShards(
+        work = RestoreShards(
             fence=members.fence,
             tag=checkpoint.tag,
             manifest_sha256=manifest_sha256,
             specs=training.shard_specs(checkpoint.step),
             settings=self._settings.newest.for_shards(members.fence),
         )
-        self._stage = _Restoring(search=search, checkpoint=checkpoint, told=told)
-        self._out.add(told)
+        self._stage = _Restoring(search=search, checkpoint=checkpoint, work=work)
+        self._out.add(work)
 
     def _restoring(self, event: Done | Failed) -> _Restoring | None:
         """Returns the present stage, if the event belongs to it."""
         stage = self._stage
-        return stage if isinstance(stage, _Restoring) and event.work is stage.told and not self._ending.is_over else None
+        return stage if isinstance(stage, _Restoring) and event.work is stage.work and not self._ending.is_over else None
 
     def _take_settings_of(self, record: ChiefRecord) -> None:
         """A chief that starts continues with the settings of a checkpoint; one that has trained continues with those that hold now."""
@@ -554,7 +554,7 @@ class Recovery:
     def adoption_failed(self, event: Failed, now: float) -> None:
         """A shard has refused this chief. One that holds a model has lost it, for example by an apply that broke off half-way."""
         stage, why = self._stage, printable(event.error.message)
-        if self._ending.is_over or not isinstance(stage, _Begun | _TakingOver) or event.work is not stage.told:
+        if self._ending.is_over or not isinstance(stage, _Begun | _TakingOver) or event.work is not stage.work:
             return
         self._servers.doubt()
         if isinstance(stage, _Begun):
@@ -766,9 +766,9 @@ class Recovery:
         self._cluster.refuse_participants(self._members.other_epoch(max(1, self._members.epoch - 1)))
 
     def _adopt(self) -> AdoptShards:
-        told = AdoptShards(fence=self._members.fence)
-        self._out.add(told)
-        return told
+        work = AdoptShards(fence=self._members.fence)
+        self._out.add(work)
+        return work
 
     def _life_of(self, statuses: Sequence[ShardStatus]) -> int:
         """The life that the shards are in, as long as one of them has been in any: epochs and incarnations continue there. Else another."""

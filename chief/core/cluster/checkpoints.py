@@ -63,7 +63,7 @@ class _Save:
 
     draft: Checkpoint
     is_held: bool
-    told: CopyStep | WriteStep | CommitCheckpoint
+    work: CopyStep | WriteStep | CommitCheckpoint
 
     @property
     def tag(self) -> str:
@@ -262,7 +262,7 @@ class Checkpoints:
             return
         why = without_socket(printable(event.error.message))
         self._save, self.failure = None, why
-        if isinstance(save.told, CommitCheckpoint):
+        if isinstance(save.work, CommitCheckpoint):
             # Perhaps what it rests on is not there any more.
             self._base = None
         self._out.note(f"checkpoint {save.tag} failed: {self.failure}; {self._what_next(save)}", kind=NoteKind.NOT_SAVED, is_warning=True)
@@ -277,7 +277,7 @@ class Checkpoints:
             self._explain_hold()
             self._cluster.training.hold_failed(why, now)
         else:
-            is_copying = isinstance(save.told, CopyStep)
+            is_copying = isinstance(save.work, CopyStep)
             if is_copying:
                 self.saving = ""
             if self.is_saving_last:
@@ -348,15 +348,15 @@ class Checkpoints:
         attempt = self._num_attempts[fence.epoch, step] = self._num_attempts.get((fence.epoch, step), 0) + 1
         tag = tag_of(step=step, epoch=fence.epoch) + training.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
         draft = training.draft(tag=tag, step=step, extra=() if held is None else held.contributors)
-        told = CopyStep(fence=fence, step=step, tag=tag, since=self._since)
-        self._save = _Save(draft=draft, is_held=held is not None, told=told)
+        work = CopyStep(fence=fence, step=step, tag=tag, since=self._since)
+        self._save = _Save(draft=draft, is_held=held is not None, work=work)
         for wish in self._wishes.values():
             wish.tag = wish.tag or tag
         if held is None:
             self.saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
         else:
             self._explain_hold()
-        self._out.add(told)
+        self._out.add(work)
 
     @property
     def _since(self) -> int | None:
@@ -378,13 +378,13 @@ class Checkpoints:
                 bases += [replace(one, tag=one.tag or base.tag) for one in base.files_of(file.shard)]
         return replace(checkpoint, bases=tuple(bases))
 
-    def _tell(self, save: _Save, told: WriteStep | CommitCheckpoint) -> None:
-        save.told = told
-        self._out.add(told)
+    def _tell(self, save: _Save, work: WriteStep | CommitCheckpoint) -> None:
+        save.work = work
+        self._out.add(work)
 
     def _awaited(self, event: Done | Failed) -> _Save | None:
         """Returns the checkpoint under way, if the event is what it waits for."""
-        return self._save if self._save is not None and self._save.told is event.work else None
+        return self._save if self._save is not None and self._save.work is event.work else None
 
     def _become_due(self) -> None:
         self.is_due = True

@@ -64,7 +64,7 @@ class _Held:
 class _Record:
     """A record on its way to the shards: the contributions that it names, and which ranges and attachments it has that no other has yet."""
 
-    told: KeepRecord
+    work: KeepRecord
     chosen: tuple[PushId, ...]
     num_unkept: int
     has_data: bool
@@ -185,28 +185,28 @@ class Answers:
         Only all of them hear of new settings.
         """
         policy = self._cluster.policy
-        is_for_all = for_all or (self._on_its_way is not None and self._on_its_way.told.is_for_all)
+        is_for_all = for_all or (self._on_its_way is not None and self._on_its_way.work.is_for_all)
         chosen = [
             replace(one, ranges=self._data.counted_ranges(one.push_id), attached=self._attachments.of(one.push_id))
             for one in policy.counted()
         ]
         record = self._cluster.record(step=policy.step, chosen=chosen)
         settings = self._cluster.settings.newest.for_shards(self._fence)
-        told = KeepRecord(fence=self._fence, version=self._versions.next(), settings=settings, record=record, is_for_all=is_for_all)
+        work = KeepRecord(fence=self._fence, version=self._versions.next(), settings=settings, record=record, is_for_all=is_for_all)
         self._on_its_way = _Record(
-            told=told,
+            work=work,
             chosen=tuple(one.push_id for one in chosen),
             num_unkept=len(self._unkept),
             has_data=record.data is not None,
             attached=self._attachments.unkept,
         )
-        self._out.add(told)
-        return told
+        self._out.add(work)
+        return work
 
     def kept(self, event: Done | Failed) -> None:
         """A record is kept, or cannot be: answers the calls that waited for it, and has the next one kept if a call waits for that."""
         record = self._on_its_way
-        if record is None or event.work is not record.told:
+        if record is None or event.work is not record.work:
             return
         error = event.error if isinstance(event, Failed) else event.result
         if error is not None:  # if a server is not what it should be, the next step shows that, too
@@ -218,7 +218,7 @@ class Answers:
             self._is_data_kept = self._is_data_kept or record.has_data
         self._on_its_way = None
         self._certain.update(record.chosen)
-        self._release_what_is_certain(version=record.told.version)
+        self._release_what_is_certain(version=record.work.version)
         self._keep_if_awaited()
 
     # -- inside

@@ -156,7 +156,7 @@ class Training:
         # Tells its checkpoints from those of the chief before.
         self.tag_suffix = start.tag_suffix
         # The task of all shards, unless they copy a step to save it; and the step that it is about, if it is.
-        self._told: PrepareStep | ApplyStep | KeepRecord | BringReplicasBack | None = None
+        self._work: PrepareStep | ApplyStep | KeepRecord | BringReplicasBack | None = None
         self._step: _Step | None = None
         self._discards = Discards()
         # Shards may have dropped contributions to steps before this one, while their settings kept none of earlier steps.
@@ -201,18 +201,18 @@ class Training:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way at the shards."""
-        return self._told is None and not self._checkpoints.saving
+        return self._work is None and not self._checkpoints.saving
 
     @property
     def is_configuring(self) -> bool:
         """Whether settings are on their way to the shards, for all to work by."""
-        return isinstance(self._told, KeepRecord)
+        return isinstance(self._work, KeepRecord)
 
     @property
     def saving(self) -> str:
         """The reason why steps wait, as text; empty: they do not wait."""
-        if isinstance(self._told, BringReplicasBack):
-            named = listed([self._servers[shard].name for shard in self._told.shards])
+        if isinstance(self._work, BringReplicasBack):
+            named = listed([self._servers[shard].name for shard in self._work.shards])
             return f"{named}: a standby is being brought back to step {self.step + 1}"
         return self._checkpoints.saving
 
@@ -642,18 +642,18 @@ class Training:
 
     def _awaits(self, event: Done | Failed) -> bool:
         """Whether the event is about what all shards are at; if not, it is too late to matter."""
-        return event.work is self._told and not self._ending.is_failed
+        return event.work is self._work and not self._ending.is_failed
 
     def prepared(self, event: Done, now: float) -> None:
         """The size of the mean is known: it is applied, scaled down if it is too large. Before that, the sizes of contributions may be."""
-        told, step = self._told, self._step
-        if not self._awaits(event) or not isinstance(told, PrepareStep) or step is None:
+        work, step = self._work, self._step
+        if not self._awaits(event) or not isinstance(work, PrepareStep) or step is None:
             return
         if isinstance(event.result, Lacking):
-            self._do_without(told.of, event.result.missing, now)
+            self._do_without(work.of, event.result.missing, now)
             return
         layouts, model = self._model.layouts, self._model.model
-        request, wanted = step.request, told.of
+        request, wanted = step.request, work.of
         is_of_each = request.merge.needs_norms and not wanted.shares
         for index, (sums, layout) in enumerate(zip(event.result, layouts, strict=True)):
             num_slices = (len(layout.slices) + len(layout.tables)) * (len(request.contributors) if is_of_each else 1)
@@ -679,15 +679,15 @@ class Training:
 
     def applied(self, event: Done, now: float) -> None:
         """All shards have applied the step: the next one is open."""
-        step, told = self._step, self._told
-        if not self._awaits(event) or step is None or not isinstance(told, ApplyStep):
+        step, work = self._step, self._work
+        if not self._awaits(event) or step is None or not isinstance(work, ApplyStep):
             return
         if event.result is not None:
-            self._do_without(told, event.result.missing, now)
+            self._do_without(work, event.result.missing, now)
             return
         request = step.request
         if step.is_redo:
-            self._told = self._step = None
+            self._work = self._step = None
             self._members.remember(self.applied_pushes(extra=request.contributors))
             self._ledger.close_step(now=now)
             self.policy = self._new_policy(step=request.step + 1, is_start=False)
@@ -703,7 +703,7 @@ class Training:
         self._attachments.applied(request.contributors)
         self.answers.applied(contributors, is_held=is_held)
         if is_held:
-            self._told = None
+            self._work = None
             self._checkpoints.hold(HeldStep(step=self.step + 1, contributors=contributors, then=self._held_step_saved))
         else:
             self._advance(now)
@@ -720,9 +720,9 @@ class Training:
         else:
             self._have(PrepareStep(of=wanted))
 
-    def _have(self, told: PrepareStep | ApplyStep | BringReplicasBack) -> None:
-        self._told = told
-        self._out.add(told)
+    def _have(self, work: PrepareStep | ApplyStep | BringReplicasBack) -> None:
+        self._work = work
+        self._out.add(work)
 
     def _apply(self, wanted: ApplyStep) -> None:
         """Has a step applied; but one that is repeated, with all that is known by now to be done with it."""
@@ -753,7 +753,7 @@ class Training:
         nowhere = set[PushId].intersection(*without) if not step.is_redo else ()
         num_ranges = sum(self._data.uncount(push_id) for push_id in nowhere)
         num_attached = sum(self._attachments.uncount(push_id) for push_id in nowhere)
-        is_prepared = isinstance(self._told, ApplyStep)
+        is_prepared = isinstance(self._work, ApplyStep)
         if is_prepared and (num_ranges or num_attached):
             wanted = replace(wanted, request=self._completed(wanted.request, discards=wanted.request.discards))
         if num_ranges:
@@ -784,7 +784,7 @@ class Training:
 
     def _advance(self, now: float) -> None:
         """Announces the step that all shards have applied: the next one is open."""
-        self._told = self._step = None
+        self._work = self._step = None
         self._ledger.close_step(now=now)
         granted = self.policy.advance()
         if self.is_quorum_lowered:
@@ -869,14 +869,14 @@ class Training:
 
     def replicas_back(self, event: Done | Failed, now: float) -> None:
         """Replicas have been brought back, or could not be: announces the step."""
-        told = self._told
-        if not self._awaits(event) or not isinstance(told, BringReplicasBack):
+        work = self._work
+        if not self._awaits(event) or not isinstance(work, BringReplicasBack):
             return
-        failures = event.result if isinstance(event, Done) else [(shard, event.error.message) for shard in told.shards]
+        failures = event.result if isinstance(event, Done) else [(shard, event.error.message) for shard in work.shards]
         for shard, why in failures:
             self._servers.miss_standby(shard, why=f"it could not be brought back: {printable(why)}")
             self._out.note(f"the standby of {self._servers[shard].name} could not be brought back: {why}", is_warning=True)
-        self._replicas_due.difference_update(told.shards)
+        self._replicas_due.difference_update(work.shards)
         self.answers.keep()
         self._advance(now)
 
@@ -891,7 +891,7 @@ class Training:
 
     def begin(self) -> None:
         """The shards are at this step: training begins once all work by the settings, and keep a record that names them."""
-        self._told = self.answers.keep()
+        self._work = self.answers.keep()
 
     def kept(self, event: Done | Failed, now: float) -> None:
         """A record is kept, or cannot be: with the one that all shards were told of, training begins, or a change holds."""
@@ -902,7 +902,7 @@ class Training:
         if isinstance(event, Failed):
             self.refused(event)
             return
-        self._told = None
+        self._work = None
         if self._model.is_ready:
             self._change_holds(now)
         elif not self._ending.is_over:
@@ -917,7 +917,7 @@ class Training:
                 return
             self._settings.introduce(change)
             if self._model.is_ready:
-                self._told = self.answers.keep()
+                self._work = self.answers.keep()
             else:
                 self._change_holds(now)
 
