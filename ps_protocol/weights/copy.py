@@ -321,9 +321,9 @@ class WeightCopy:
             if self._has_room(words.nbytes, now):
                 content = words.tobytes()
             elif request.step is None:
-                wholes = [(at, of, message) for (held, at, of), message in self._messages.items() if held is None]
-                if news := [message for at, of, message in wholes if of == request.slices and at >= request.least]:
-                    return news[-1]
+                for (held_step, at, slices), message in reversed(self._messages.items()):
+                    if held_step is None and slices == request.slices and at >= request.least:
+                        return message
         message = _Message(step=step, digests=self.digests, is_patch=False, content=content or words.view(np.uint8).data)
         if content is not None:
             self._messages[key] = message

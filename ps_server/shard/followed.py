@@ -67,7 +67,7 @@ class FollowedWeights:
     @property
     def is_starved(self) -> bool:
         """Whether steps pass so fast that there is none for somebody who follows them."""
-        return bool(self._followed) and any(one.num_broken_off >= _MAX_BROKEN_OFF for one in [*self._followed.values()])
+        return any(one.num_broken_off >= _MAX_BROKEN_OFF for one in [*self._followed.values()])
 
     def answer(self, request: FetchRequest, *, model: ShardModel, copy: StepCopy | None, newest_step: int) -> FetchReply:
         """Returns a page of the answer. `copy`: of the step that is wanted, if the shard has it.

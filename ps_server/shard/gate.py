@@ -125,10 +125,12 @@ class Gate:
         """
         if before < self._given_up_before:
             self._given_up_before = 0
+        if not (self._holders or (is_for_all and self._readers)):
+            return  # the way of nearly every step
 
         def is_free() -> bool:
-            steps = {*self._holders, *(self._readers if is_for_all else ())}
-            return not any(self._given_up_before <= step < before for step in steps)
+            waited_for = (self._holders, self._readers) if is_for_all else (self._holders,)
+            return not any(self._given_up_before <= step < before for readers in waited_for for step in readers)
 
         if not self._lock.wait_for(is_free, READERS_WAIT_S):
             self._given_up_before = before

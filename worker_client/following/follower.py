@@ -303,7 +303,7 @@ class Follower:
 
         self._give(tuple((name, id(array)) for name, array in target.items()), put, of=target)
 
-    def _give(self, key: object, put: PutSlice, *, of: "Mapping[str, Array] | None" = None) -> None:
+    def _give(self, key: object, put: PutSlice, *, of: Mapping[str, Array] | None = None) -> None:
         known, _ = self._shown.pop(key, ((), None))
         for place, copy in enumerate(self._copies):
             for at in changed_places(copy, known[place] if known else None):
