@@ -24,6 +24,8 @@ from ps_protocol.roles.request import ADMIN, CHIEF, EVERYBODY, READERS, Answer, 
 # No call of any role waits longer at once: a caller that wants to wait on asks again.
 MAX_WAIT_SLICE_S = 20.0
 MAX_STEP = 1 << 62
+# A transfer that broke off goes on where it did, if so many bytes had come.
+LEAST_RESUMED_BYTES = 1 << 20
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

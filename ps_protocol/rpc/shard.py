@@ -21,6 +21,7 @@ from ps_protocol.process.waiting import CallDeadlines, Progress
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import (
+    LEAST_RESUMED_BYTES,
     MAX_STEP,
     MAX_WAIT_SLICE_S,
     PushHeader,
@@ -39,7 +40,7 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
 from ps_protocol.wire.codec import decode_message, pack_read_request
-from ps_protocol.wire.frames import FRAME_BYTES, Frame, FrameWriter, encode_stream, parse, write_frames
+from ps_protocol.wire.frames import FRAME_BYTES, Frame, FrameWriter, encode_frame, encode_stream, from_offset, parse, write_frames
 
 # The streams of rows, which begin with a step.
 
@@ -85,6 +86,9 @@ def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, wanted: int 
 # Variables read over a long-lived stream, also before they are there.
 
 
+_NOTHING_CUT = None, None
+
+
 class VariablesStreams:
     """Thread-safe. At most one step is expected on a stream; a read of anything else breaks it off, since its answer may be large."""
 
@@ -92,6 +96,8 @@ class VariablesStreams:
         self._streams = streams
         self._payloads = payloads
         self._progress = progress
+        # What an answer wrote that broke off, and what it was an attempt of.
+        self._cut: tuple[object, FrameWriter | None] = _NOTHING_CUT
 
     def expect(self, request: ReadRequest, *, timeout_s: float) -> None:
         """Asks for a step that need not be there yet, and does not wait for it. Raises what `Streams.use` raises."""
@@ -114,28 +120,43 @@ class VariablesStreams:
         request: ReadRequest,
         into: Callable[[], FrameWriter],
         *,
+        attempt_of: object,
         moving: Callable[[], FrameWriter] | None = None,
         timeout_s: float,
         awaited: str,
     ) -> int:
         """Fills memory, by a writer that `into` makes, and returns the step. Raises what the answer says, and as `Streams.use`.
 
-        `moving`: makes one for how the values moved since the step that the memory has.
+        `attempt_of`: the same object where an answer that broke off is asked for again; it goes on from there. `moving`: makes a writer for
+        how the values moved since the step that the memory has.
         """
+        (of, cut), self._cut = self._cut, _NOTHING_CUT
+        if of is not attempt_of:
+            cut = None
+        # Written in frames.
+        writer = cut
 
         def receive(use: LongLivedStream) -> int | PsError:
-            if _is_under_way(use, request):
-                found = self._answer(use, request, into(), moving)
+            nonlocal writer
+            if cut is None and _is_under_way(use, request):
+                writer = into()
+                found = self._answer(use, request, writer, moving)
                 if not isinstance(found, StepNotReady):
                     return found
                 # The wait for it timed out, but now it may be there.
-            writer = into()
-            data_socket = self._payloads.socket_for(use, writer.nbytes)
+            new = cut or into()
+            data_socket = None if cut is not None else self._payloads.socket_for(use, new.nbytes)
             payload = None if data_socket is None else next_payload(data_socket)
-            use.stream.request(pack_read_request(request, payload=payload))
-            return self._answer(use, request, writer, moving)
+            writer = new if data_socket is None else None
+            use.stream.request(pack_read_request(request, payload=payload, offset=new.num_written))
+            return self._answer(use, request, new, moving)
 
-        found = self._streams.use(receive, timeout_s=timeout_s, awaited=awaited)
+        try:
+            found = self._streams.use(receive, timeout_s=timeout_s, awaited=awaited)
+        except Unavailable:
+            if request.step is not None and moving is None and writer is not None and writer.num_written >= LEAST_RESUMED_BYTES:
+                self._cut = attempt_of, writer
+            raise
         if isinstance(found, PsError):
             try:
                 raise found
@@ -157,7 +178,7 @@ class VariablesStreams:
             raise _other_step(header.step, request.step)
         if header.step == request.held_step and not header.num_bytes:
             return header.step
-        self._progress.num_read_bytes += header.num_bytes
+        self._progress.num_read_bytes += header.num_bytes - writer.num_written
         if moving is not None and header.num_bytes != writer.nbytes:
             writer = moving()
         if header.by_socket:
@@ -259,6 +280,8 @@ class GrpcShard:
         self._variables = VariablesStreams(self._reads, payloads=self._payloads, progress=self._progress)
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
+        # Of a large contribution that broke off.
+        self._cut_push: PushHeader | None = None
         self._is_prepared = False
         # Where there is none, or none any more, everything travels.
         self._memory: SharedMemory | None = None
@@ -315,8 +338,11 @@ class GrpcShard:
         return answer.created
 
     def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
-        """Receives variables, or a slot, into the caller's memory; returns their step."""
-        memory = self._memory
+        """Receives variables, or a slot, into the caller's memory; returns their step.
+
+        The same request again, into the same memory, goes on where an answer of a step broke off.
+        """
+        asked, memory = request, self._memory
         if memory is not None and (found := memory.read(request, into)) is not None:
             return found
         self._prepare(into.nbytes)
@@ -329,7 +355,7 @@ class GrpcShard:
         else:
             awaited = "the variables" if request.step is None else f"the variables of step {request.step}"
         writer = partial(self._variables_writer, request, into)
-        return self._variables.read(request, writer, moving=moving, timeout_s=_limit(timeout_s), awaited=awaited)
+        return self._variables.read(request, writer, attempt_of=asked, moving=moving, timeout_s=_limit(timeout_s), awaited=awaited)
 
     def expect(self, request: ReadRequest) -> None:
         """Asks for a step on a long-lived stream, which then leaves as soon as it is there; not if it will be read where it lies."""
@@ -344,7 +370,10 @@ class GrpcShard:
             self._layouts[layout.hash] = layout
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Sends one contribution, or leaves it in memory; if it is dropped as stale, the answer may come before all is sent."""
+        """Sends one contribution, or leaves it in memory; if it is dropped as stale, the answer may come before all is sent.
+
+        The same header again goes on where the contribution broke off.
+        """
         memory = self._memory
         if memory is None:
             return self._push(header, gradients, timeout_s=timeout_s)
@@ -403,10 +432,15 @@ class GrpcShard:
         message, limit_s, awaited = codec.encode(header), _limit(timeout_s), f"the receipt of gradients for step {header.step}"
 
         message.content_bytes = gradients.nbytes
+        of, self._cut_push = self._cut_push, None
+        message.resumes = of is header
+        is_large = gradients.nbytes >= LEAST_RESUMED_BYTES
 
         def exchange(use: LongLivedStream) -> pb.PushResponse:
-            data_socket = self._payloads.socket_for(use, gradients.nbytes)
-            if data_socket is None:
+            data_socket = None if message.resumes else self._payloads.socket_for(use, gradients.nbytes)
+            if message.resumes:
+                received = self._resume(use, message, gradients)
+            elif data_socket is None:
                 message.ClearField("payload")
                 messages = encode_stream(pb.PushRequest(header=message), gradients)
                 if gradients.nbytes > _SMALL_BYTES:
@@ -428,13 +462,29 @@ class GrpcShard:
                 raise MalformedMessage(f"an answer to push {answer.push_id}, not to {header.push_id}")
             return answer
 
-        answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
+        try:
+            answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
+        except Unavailable:
+            self._cut_push = header if is_large else None
+            raise
         if answer.HasField("error"):
             raise decode_call_error(answer.error)
         try:
             return codec.decode(PushReply, answer.reply)
         except PsError as error:
             raise not_understood(self.connection.target, error) from None
+
+    def _resume(self, use: LongLivedStream, header: pb.PushHeader, gradients: Segments) -> bytes:
+        """Sends what the server says that it lacks of a contribution that broke off, and returns the outcome."""
+        use.stream.request(pb.PushRequest(header=header).SerializeToString())
+        answer = use.stream.answer()
+        here = decode_message(pb.PushResponse, answer)
+        if not here.HasField("received_bytes"):
+            return answer
+        if here.received_bytes > gradients.nbytes:
+            raise MalformedMessage(f"{here.received_bytes} bytes of push {here.push_id} are there, and it has {gradients.nbytes}")
+        frames = from_offset(gradients.chunks(FRAME_BYTES), here.received_bytes)
+        return use.stream.exchange(self._progress.counted(encode_frame(b"", offset=offset, data=data) for offset, data in frames))
 
     def _exchange_by_socket(self, use: LongLivedStream, data_socket: DataSocket, header: pb.PushHeader, gradients: Segments) -> bytes:
         payload = next_payload(data_socket)

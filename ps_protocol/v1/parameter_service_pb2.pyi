@@ -238,7 +238,7 @@ class CreateVariablesResponse(_message.Message):
     def __init__(self, created: bool = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("epoch", "step", "layout_hash", "encoding", "held_step", "max_wait", "slot", "payload")
+    __slots__ = ("epoch", "step", "layout_hash", "encoding", "held_step", "max_wait", "slot", "payload", "offset")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,7 @@ class ReadRequest(_message.Message):
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     layout_hash: str
@@ -255,7 +256,8 @@ class ReadRequest(_message.Message):
     max_wait: _duration_pb2.Duration
     slot: str
     payload: Payload
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slot: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+    offset: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., held_step: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slot: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class FetchWeightsRequest(_message.Message):
     __slots__ = ("era", "layout_hash", "encoding", "step", "held_step", "slices", "offset", "max_wait")
@@ -322,7 +324,7 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_tensor_pb2.ArenaFrame, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "gradient_buffer", "content_bytes", "secret", "payload", "formulas")
+    __slots__ = ("era", "push_id", "step", "layout_hash", "sparse", "absent", "metrics", "refused", "encoding", "encoded_bytes", "gradient_buffer", "content_bytes", "secret", "resumes", "payload", "formulas")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +345,7 @@ class PushHeader(_message.Message):
     GRADIENT_BUFFER_FIELD_NUMBER: _ClassVar[int]
     CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     FORMULAS_FIELD_NUMBER: _ClassVar[int]
     era: _tensor_pb2.Era
@@ -358,9 +361,10 @@ class PushHeader(_message.Message):
     gradient_buffer: int
     content_bytes: int
     secret: int
+    resumes: bool
     payload: Payload
     formulas: _containers.RepeatedCompositeFieldContainer[FormulaUpdate]
-    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., gradient_buffer: _Optional[int] = ..., content_bytes: _Optional[int] = ..., secret: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., formulas: _Optional[_Iterable[_Union[FormulaUpdate, _Mapping]]] = ...) -> None: ...
+    def __init__(self, era: _Optional[_Union[_tensor_pb2.Era, _Mapping]] = ..., push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., sparse: _Optional[_Iterable[_Union[SparsePart, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, Metric]] = ..., refused: _Optional[_Iterable[int]] = ..., encoding: _Optional[_Union[FloatEncoding, str]] = ..., encoded_bytes: _Optional[int] = ..., gradient_buffer: _Optional[int] = ..., content_bytes: _Optional[int] = ..., secret: _Optional[int] = ..., resumes: bool = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., formulas: _Optional[_Iterable[_Union[FormulaUpdate, _Mapping]]] = ...) -> None: ...
 
 class FormulaUpdate(_message.Message):
     __slots__ = ("text", "variables", "arrays", "numbers")
@@ -428,14 +432,16 @@ class PushReply(_message.Message):
     def __init__(self, result: _Optional[_Union[PushResult, str]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("push_id", "reply", "error")
+    __slots__ = ("push_id", "reply", "error", "received_bytes")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     reply: PushReply
     error: _error_pb2.CallError
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., reply: _Optional[_Union[PushReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ...) -> None: ...
+    received_bytes: int
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., reply: _Optional[_Union[PushReply, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.CallError, _Mapping]] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class CommandRequest(_message.Message):
     __slots__ = ("call", "apply", "prepare")

@@ -94,24 +94,27 @@ def decode_message(message_type: type[AnyMessage], data: bytes) -> AnyMessage:
 
 
 def pack_read_request(
-    request: shard.ReadRequest, *, max_wait_s: float = 0.0, payload: parameter_service_pb2.Payload | None = None
+    request: shard.ReadRequest, *, max_wait_s: float = 0.0, payload: parameter_service_pb2.Payload | None = None, offset: int = 0
 ) -> bytes:
-    """Returns as bytes which variables are wanted, how long a step that is not there yet is waited for, and the data socket to use."""
+    """Returns as bytes which variables are wanted, from which byte on, how long a step is waited for, and the data socket to use."""
     message = encode(request)
     if payload is not None:
         message.payload.CopyFrom(payload)
     if max_wait_s:
         write_max_wait(max_wait_s, message.max_wait)
+    message.offset = offset
     packed: bytes = message.SerializeToString()
     return packed
 
 
-def unpack_read_request(data: bytes) -> tuple[shard.ReadRequest, float, parameter_service_pb2.Payload | None]:
-    """Returns the checked request that bytes are, the seconds that its step may be waited for (at most 20), and the data socket to use."""
+def unpack_read_request(data: bytes) -> tuple[shard.ReadRequest, float, parameter_service_pb2.Payload | None, int]:
+    """Returns the checked request that bytes are, the seconds that its step may be waited for (at most 20), the data socket to use, and the
+    first byte that is wanted.
+    """
     message = decode_message(parameter_service_pb2.ReadRequest, data)
     payload = message.payload if message.HasField("payload") else None
     max_wait_s = decode_max_wait(message.max_wait) if message.HasField("max_wait") else 0.0
-    return decode(shard.ReadRequest, message), max_wait_s, payload
+    return decode(shard.ReadRequest, message), max_wait_s, payload, message.offset
 
 
 class RecordPacker:

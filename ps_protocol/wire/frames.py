@@ -83,6 +83,15 @@ def encode_stream(header: Message, content: Segments, *, frame_bytes: int = FRAM
         yield first
 
 
+def from_offset(chunks: Iterable[tuple[int, memoryview]], start: int) -> Iterator[tuple[int, memoryview]]:
+    """Yields of (offset, bytes) in order what lies from `start` on."""
+    for offset, data in chunks:
+        if offset >= start:
+            yield offset, data
+        elif offset + len(data) > start:
+            yield start, data[start - offset :]
+
+
 def parse(message: bytes, message_type: type[StreamMessage]) -> tuple[StreamMessage | None, Frame | None]:
     """Splits a stream message into its header (the message without its frame) and its frame; what it lacks is None.
 

@@ -102,7 +102,7 @@ _NAMED: tuple[Pair, ...] = (
     Pair(
         value=shard.PushHeader,
         message=parameter_service_pb2.PushHeader,
-        filled=frozenset({"content_bytes", "payload"}),
+        filled=frozenset({"content_bytes", "payload", "resumes"}),
         check=special.check_push_header,
         reads={"metrics": special.read_metrics, "encoding": special.read_encoding, "formulas": special.read_formulas},
     ),
@@ -122,7 +122,7 @@ _NAMED: tuple[Pair, ...] = (
     Pair(
         value=shard.ReadRequest,
         message=parameter_service_pb2.ReadRequest,
-        filled=frozenset({"max_wait", "payload"}),
+        filled=frozenset({"max_wait", "payload", "offset"}),
         reads={"encoding": special.read_encoding_of_read},
     ),
     Pair(

@@ -205,7 +205,7 @@ class Contribution:
     """One push. `outcome` is its answer, once there is one; `memory` is None when it has none.
 
     `buffer`: where its arena lies, if its worker shares memory; `is_found`: and nothing was known of it until it was applied. `is_empty`:
-    it stands for one that is not here.
+    it stands for one that is not here. `is_suspended`: its stream broke, and nobody writes it until it comes again.
     """
 
     push_id: PushId
@@ -217,6 +217,8 @@ class Contribution:
     buffer: SharedBuffer | None = None
     is_found: bool = False
     is_empty: bool = False
+    header: PushHeader | None = None
+    is_suspended: bool = False
 
 
 class Inbox:
@@ -274,8 +276,8 @@ class Inbox:
         """Notes that a worker has given its memory up, or was lost: whole contributions in it may still be applied."""
         self._shared.remove(buffers, is_lost=is_lost)
 
-    def open(self, header: PushHeader, *, current_step: int) -> Contribution:
-        """Takes up a push; with an `outcome` already if there is no use for its bytes.
+    def open(self, header: PushHeader, *, current_step: int, resumes: bool = False) -> Contribution:
+        """Takes up a push; with an `outcome` already if there is no use for its bytes. `resumes`: with those that are here of it.
 
         Raises Superseded, PushIdReused, StepAhead, TooManyPushes, LimitExceeded, InvalidSpec, and then has changed nothing but what
         supersedes what, and which metrics there are.
@@ -283,7 +285,7 @@ class Inbox:
         push_id, step = header.push_id, header.step
         if header.metrics:
             self.metrics.admit(header.metrics)
-        contribution = Contribution(push_id, step, header.metrics)
+        contribution = Contribution(push_id, step, header.metrics, header=header)
         self.push_ids.check_incarnation(push_id)
         result = self._repeated(push_id, step)
         if result is not None:
@@ -297,6 +299,8 @@ class Inbox:
         self._drop_refused(header, current_step)
         if step < current_step and not self.accepts_any_step:
             contribution.outcome = self._stale(contribution, current_step)
+            return contribution
+        if resumes and self._take_over(contribution):
             return contribution
         self._displace(push_id)
         self._check_room(header)
@@ -353,6 +357,10 @@ class Inbox:
         """Ends a push without effect unless it is staged or answered; may be called at any time by its own thread."""
         if contribution.outcome is None:
             self._answer(contribution, Cancelled("the push was broken off; nothing was changed"))
+
+    def suspend(self, contribution: Contribution) -> None:
+        """Keeps what has arrived of a push whose stream broke, until it comes again, its worker pushes another, or its step is over."""
+        contribution.is_suspended = True
 
     def select(self, contributors: Sequence[PushId], *, step: int, without: Collection[PushId] = ()) -> list[Contribution]:
         """Returns the staged contributions of `contributors`, in the order of their push ids; raises ContributionMissing with the others.
@@ -464,6 +472,16 @@ class Inbox:
         self.num_duplicates += 1
         return PushResult.STALE if first_result is PushResult.STALE else PushResult.DUPLICATE
 
+    def _take_over(self, contribution: Contribution) -> bool:
+        """Gives a push what has arrived of it on another stream, which may not have noticed that it broke; False: nothing has."""
+        for other in self._open:
+            if other.header == contribution.header and not other.is_writing:
+                contribution.memory, contribution.buffer, other.memory = other.memory, other.buffer, None
+                self._answer(other, _came_again(other.push_id))
+                self._hold(contribution)
+                return True
+        return False
+
     def _displace(self, push_id: PushId) -> None:
         for other in [c for c in self._open if c.push_id.worker == push_id.worker]:
             if other.push_id.incarnation < push_id.incarnation:
@@ -472,7 +490,9 @@ class Inbox:
                 )
             elif other.push_id == push_id:
                 # The caller lost that stream and sends it anew, before this side has noticed.
-                self._answer(other, Cancelled(f"push {push_id.sequence} of worker {push_id.worker} came again on another stream"))
+                self._answer(other, _came_again(push_id))
+            elif other.is_suspended:
+                self._answer(other, Cancelled(f"worker {push_id.worker} has gone on to push {push_id.sequence}"))
 
     def _check_room(self, header: PushHeader) -> None:
         push_id = header.push_id
@@ -506,8 +526,11 @@ class Inbox:
         if buffer is not None:
             contribution.buffer = buffer
             buffer.num_held += 1
+        self._hold(contribution)
+
+    def _hold(self, contribution: Contribution) -> None:
         self._open.add(contribution)
-        self._num_held[push_id.worker, push_id.incarnation] += 1
+        self._num_held[contribution.push_id.worker, contribution.push_id.incarnation] += 1
 
     def _found(self, push_id: PushId) -> Contribution | None:
         found = self._shared.find(push_id)
@@ -556,6 +579,10 @@ class Inbox:
             if contribution.buffer is not None:
                 contribution.buffer.num_held -= 1
                 self._shared.end(contribution.buffer, contribution.push_id.sequence)
+
+
+def _came_again(push_id: PushId) -> Cancelled:
+    return Cancelled(f"push {push_id.sequence} of worker {push_id.worker} came again on another stream")
 
 
 def _is_named(push_id: PushId, pattern: PushId) -> bool:

@@ -33,7 +33,7 @@ from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.codec import decode_message, unpack_read_request
-from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, parse, takes_long
+from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, from_offset, parse, takes_long
 from ps_server.model.shard_model import SMALL_BYTES
 from ps_server.shard.handles import OpenPush, Reading
 from ps_server.shard.shard import Shard
@@ -207,9 +207,11 @@ class IdleStreams:
 # An arena as it goes out, message by message.
 
 
-def content_messages(first: bytes, reading: Reading, encoding: FloatEncoding = FloatEncoding.AS_IS) -> Generator[bytes, None, None]:
-    """Yields a reading's messages; `first`, serialised, is joined with the first frame, or goes alone. Raises StepGone."""
-    for offset, data in reading.chunks(FRAME_BYTES, encoding):
+def content_messages(
+    first: bytes, reading: Reading, encoding: FloatEncoding = FloatEncoding.AS_IS, *, start: int = 0
+) -> Generator[bytes, None, None]:
+    """Yields a reading's messages, from a byte on; `first`, serialised, is joined with the first frame, or goes alone. Raises StepGone."""
+    for offset, data in from_offset(reading.chunks(FRAME_BYTES, encoding), start):
         message = encode_frame(first, offset=offset, data=data)
         # After the copy and before it is visible.
         reading.check()
@@ -471,7 +473,7 @@ class _Contributions:
                 self._is_dropping = True
                 reply = self._receive(value, header.header.payload, num_bytes=num_bytes)
             else:
-                reply = yield from self._take(value, frame, num_bytes=num_bytes)
+                reply = yield from self._take(value, frame, num_bytes=num_bytes, resumes=header.header.resumes)
             response = pb.PushResponse(push_id=push_id)
             codec.write(reply, response.reply)
             return response.SerializeToString()
@@ -484,8 +486,11 @@ class _Contributions:
         self._is_dropping = True
         return pb.PushResponse(push_id=push_id, error=encode_call_error(failure)).SerializeToString()
 
-    def _take(self, header: PushHeader, frame: Frame | None, *, num_bytes: int) -> Generator[_Wish, bytes | None, PushReply]:
-        with self._shard.open_push(header) as push:
+    def _take(self, header: PushHeader, frame: Frame | None, *, num_bytes: int, resumes: bool) -> Generator[_Wish, bytes | None, PushReply]:
+        with self._shard.open_push(header, resumes=resumes) as push:
+            if resumes and not push.is_answered:
+                push_id = codec.encode(header.push_id)
+                self._peer.send(pb.PushResponse(push_id=push_id, received_bytes=push.num_received).SerializeToString())
             if frame is not None and not frame.offset and num_bytes == len(frame.data) and self._is_quick(push):
                 return push.finish_with(frame.data)
             if num_bytes:
@@ -568,8 +573,9 @@ class VariablesStream:
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._deadlines, self._name = shard, peer, idle_streams, deadlines, name
         self._socket = StreamSocket(data_sockets)
-        # How the present answer travels; None: in frames.
+        # How the present answer travels; None: in frames. And its first byte.
         self._payload: tuple[DataSocket, int] | None = None
+        self._offset = 0
         self._stream = idle_streams.begin(call, name="Read")
         self._waiting: _Wait | None = None
         self._thread = StreamThread(peer, server_name=name)
@@ -579,7 +585,7 @@ class VariablesStream:
         self._peer.pause()
         self._stream.begin_work()
         try:
-            wanted, max_wait_s, payload = unpack_read_request(message)
+            wanted, max_wait_s, payload, self._offset = unpack_read_request(message)
             self._payload = None if payload is None else (self._socket.named(payload.socket), payload.number)
         except PsError as error:
             self._break_off(error)
@@ -656,7 +662,7 @@ class VariablesStream:
             return
         first = pb.ReadResponse(header=header).SerializeToString()
         if num_bytes <= SMALL_BYTES and self._peer.num_unsent < _MAX_UNSENT:
-            *before, last = content_messages(first, reading, encoding)
+            *before, last = content_messages(first, reading, encoding, start=self._offset)
             for message in before:
                 self._peer.send(message)
             self._end_with(last)
@@ -664,7 +670,7 @@ class VariablesStream:
         self._by_thread(partial(self._send_one_by_one, first, reading, encoding))
 
     def _send_one_by_one(self, first: bytes, reading: Reading, encoding: FloatEncoding) -> None:
-        with closing(content_messages(first, reading, encoding)) as messages:
+        with closing(content_messages(first, reading, encoding, start=self._offset)) as messages:
             for message in self._stream.outgoing(messages):
                 if not self._peer.wait_for_room():
                     return

@@ -8,7 +8,7 @@ from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import FrameOutOfOrder, PsError, StepGone, TruncatedStream
 from ps_protocol.model.layout import Layout, Segments, VariableSlice
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.shard import PushReply, ShardSpec, held_bytes
+from ps_protocol.roles.shard import LEAST_RESUMED_BYTES, PushReply, ShardSpec, held_bytes
 from ps_server.contributions.inbox import Contribution
 from ps_server.contributions.staging import StagedGradients
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel
@@ -19,6 +19,7 @@ from ps_server.shard.gate import Gate
 class OpenPush:
     """One contribution on its way in; leaving the `with` block before `finish` drops it without effect. For one thread.
 
+    What a stream that breaks has brought of a large one is kept for its sender, who may go on with it; it has no effect either.
     `end` is called once all bytes are there, or no more are wanted; it ends the writing, and returns the outcome of the contribution.
     """
 
@@ -34,10 +35,20 @@ class OpenPush:
     def __enter__(self) -> "OpenPush":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._contribution.outcome is None:
             with self._gate:
-                self._inbox.abandon(self._contribution)
+                # Its stream is over, while it waited for the rest.
+                if kind is GeneratorExit and self.num_received >= LEAST_RESUMED_BYTES:
+                    self._inbox.suspend(self._contribution)
+                else:
+                    self._inbox.abandon(self._contribution)
+
+    @property
+    def num_received(self) -> int:
+        """Bytes that have arrived."""
+        memory = self._contribution.memory
+        return 0 if memory is None else memory.writer.num_written
 
     @property
     def is_answered(self) -> bool:

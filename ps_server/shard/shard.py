@@ -393,13 +393,14 @@ class Shard:
 
     # The workers': every step
 
-    def open_push(self, header: PushHeader) -> OpenPush:
-        """Begins to stage a contribution; the push is answered at once if its bytes are not wanted."""
+    def open_push(self, header: PushHeader, *, resumes: bool = False) -> OpenPush:
+        """Begins to stage a contribution, or goes on with one whose stream broke; it is answered at once if its bytes are not wanted."""
         with self._gate.admit(header.era.epoch):
             self._gate.fences.check_era(header.era)
             self._gate.admitted.check(header.push_id.worker, header.push_id.incarnation, header.secret)
             model = self._model_locked(header.layout_hash)
-            return OpenPush(self._gate, model, model.inbox.open(header, current_step=model.step), end=self._end_push)
+            contribution = model.inbox.open(header, current_step=model.step, resumes=resumes)
+            return OpenPush(self._gate, model, contribution, end=self._end_push)
 
     def open_variables(self, request: ReadRequest) -> Reading:
         """Begins to read the variables of a step (None: the latest)."""

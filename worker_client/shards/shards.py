@@ -331,10 +331,14 @@ class Shards:
             for index, part in enumerate(parts):
                 history.write(contributed(header(index), shard=index), part.segments.pieces)
 
+        # Asked again with the same header, a shard goes on where the contribution broke off.
+        sent: dict[int, PushHeader] = {}
+
         def push(index: int, shard: Shard, timeout_s: float) -> PushResult:
             if index:
                 failpoint("worker.push.mid")
-            return shard.push_gradients(header(index), parts[index].segments, timeout_s=timeout_s).result
+            own = sent[index] = sent.get(index) or header(index)
+            return shard.push_gradients(own, parts[index].segments, timeout_s=timeout_s).result
 
         results: dict[int, PushResult] = {}
         for index, memory in self.memories.of.items():
@@ -473,15 +477,17 @@ class Shards:
                         log.info("ps %d: memory is shared again", index)
 
     def _read(self, into: ModelMemory, step: int | None, indices: Collection[int], *, held: Sequence[int | None] = ()) -> dict[int, int]:
-        asked: set[int] = set()
+        asked: dict[int, ReadRequest] = {}
         if not indices:
             return {}
 
         def read_once(index: int, shard: Shard, timeout_s: float) -> int:
-            # An answer that broke off has left anything in the memory.
-            held_step = None if index in asked else _held(into, index, held)
-            asked.add(index)
-            request = ReadRequest(epoch=self.epoch, step=step, layout_hash=into.layouts[index].hash, held_step=held_step)
+            # An answer that broke off has left anything in the memory. The same request goes on where it did.
+            request = asked.get(index)
+            if request is None or request.held_step is not None:
+                held_step = _held(into, index, held) if request is None else None
+                request = ReadRequest(epoch=self.epoch, step=step, layout_hash=into.layouts[index].hash, held_step=held_step)
+                asked[index] = request
             return shard.read(request, into.segments[index], timeout_s=timeout_s)
 
         read = _until_it_stands(read_once) if step is None else read_once
