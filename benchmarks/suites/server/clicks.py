@@ -83,6 +83,12 @@ def measure(kind: str, table: EmbeddingTable, *, num_examples: int, seed: int, k
     return ClickFigures(kind=kind, num_examples=num_examples, seed=seed, auc=result, num_rows=num_rows, row_bytes=row_bytes)
 
 
+def _first_values(table: EmbeddingTable, keys: Any) -> Any:
+    with local() as session:
+        session.create_or_join({"rows": table}, optimizer=adagrad(0.05))
+        return session.read_rows("rows", keys)
+
+
 def _batches(start: int, stop: int) -> Iterator[slice]:
     return (slice(first, min(first + BATCH_SIZE, stop)) for first in range(start, stop, BATCH_SIZE))
 
@@ -114,9 +120,11 @@ def run(options: argparse.Namespace) -> int:
         known = np.unique(examples(options.examples + options.examples // 4, seed=seed)[0])
         width, initializer = 1 + FACTORS, normal_initializer(0.0, 0.001, seed=1)
         bound = len(known) // 4
+        any_keys = EmbeddingTable(width, keys="int64", initializer=initializer)
         tables = {
             "a table of a size, all keys numbered": EmbeddingTable((len(known), width), initializer=initializer),
-            "any keys": EmbeddingTable(width, keys="int64", initializer=initializer),
+            "the same, with the first values of any keys": EmbeddingTable(_first_values(any_keys, known)),
+            "any keys": any_keys,
             "from the 3rd time": EmbeddingTable(width, keys="int64", initializer=initializer, admit_after=3),
             f"from the 3rd time, {bound} rows at most": EmbeddingTable(
                 width, keys="int64", initializer=initializer, admit_after=3, max_rows=bound
