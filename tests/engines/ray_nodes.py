@@ -50,7 +50,7 @@ class Ray:
         return "" if find_spec("ray") else "Ray is not installed: `make test-engines ENGINE=ray` has it"
 
     def greet(self) -> None:
-        program = "import ray; ray.init(); ray.get([ray.remote(print).remote() for _ in range(3)])"
+        program = "import ray; ray.init(); ray.get([ray.remote(lambda: None).remote() for _ in range(3)])"
         subprocess.run([sys.executable, "-c", program], env={**os.environ, "RAY_ADDRESS": self.cluster.address}, check=True)
 
     def run(self, *flags: str, pace: float = 0.05) -> Demo:
