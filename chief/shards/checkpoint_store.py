@@ -32,19 +32,19 @@ class CheckpointStore:
         """The place as people name it."""
         return self._storage.place
 
-    def find(self, wish: FindCheckpoint) -> Found:
+    def find(self, work: FindCheckpoint) -> Found:
         """Returns the newest whole checkpoint that is wanted. Raises the errors of a place that cannot be read now."""
         top = 0
         try:
             top = highest_epoch(self._storage)
-            found = find_checkpoint(self._storage, cluster=self._cluster, tag=wish.only or None, excluded=wish.excluded)
+            found = find_checkpoint(self._storage, cluster=self._cluster, tag=work.only or None, excluded=work.excluded)
         except CheckpointNotFound as error:
             log.info("%s", error.message)
-            return Found(checkpoint=None, skipped=self._unusable(wish, error), highest_epoch=top)
+            return Found(checkpoint=None, skipped=self._unusable(work, error), highest_epoch=top)
         except PASSING:
             raise
         except PsError as error:
-            return Found(checkpoint=None, skipped=((wish.only or self.place, error.message),), highest_epoch=top)
+            return Found(checkpoint=None, skipped=((work.only or self.place, error.message),), highest_epoch=top)
         self._latest["read"] = found.checkpoint.tag
         skipped = tuple((one.tag, one.reason) for one in found.skipped)
         return Found(checkpoint=found.checkpoint, manifest_sha256=found.manifest_sha256, skipped=skipped, highest_epoch=top)
@@ -83,9 +83,9 @@ class CheckpointStore:
             if removed:
                 log.debug("removed checkpoints tags=%s", ",".join(removed))
 
-    def _unusable(self, wish: FindCheckpoint, error: PsError) -> tuple[tuple[str, str], ...]:
-        if wish.only:
-            return ((wish.only, error.message),)
+    def _unusable(self, work: FindCheckpoint, error: PsError) -> tuple[tuple[str, str], ...]:
+        if work.only:
+            return ((work.only, error.message),)
         try:
             _, skipped = list_checkpoints(self._storage, cluster=self._cluster)
         except PsError as later:

@@ -25,7 +25,8 @@ log = logging.getLogger("lockstep.chief")
 _TIMEOUT_S = 1.0
 
 Report = Callable[[bool], None]
-Work = Callable[[], None]
+# What the calling thread shall do itself, when it holds no lock: the way to another thread would take longer.
+OwnWork = Callable[[], None]
 Result = TypeVar("Result")
 
 
@@ -50,11 +51,8 @@ class ShardLink(Protocol):
 class DirectLink(Protocol):
     """A link by which any thread may have steps applied, too."""
 
-    def begin(self, request: ApplyRequest, report: Report) -> Work | None:
-        """Has a step applied, and never waits; `report` is called once, by any thread: False if the step is not known to be applied.
-
-        Returns what the calling thread shall do itself, when it holds no lock, where the way to another thread would take longer.
-        """
+    def begin(self, request: ApplyRequest, report: Report) -> OwnWork | None:
+        """Has a step applied, and never waits; `report` is called once, by any thread: False if the step is not known to be applied."""
 
 
 class GrpcShardLink:
@@ -138,32 +136,29 @@ async def _outcome(begin: Callable[[Callable[[Result | PsError], None]], Callabl
 # A failure here is repeated and explained by the caller that insists: applying a step twice is applying it once.
 
 
-class ShardLanes:
+class DirectLinks:
     """The direct links of all shards. Thread-safe; nothing here waits."""
 
     def __init__(self, links: Sequence[DirectLink]) -> None:
         self._links = tuple(links)
 
-    def apply(self, requests: Sequence[ApplyRequest], report: Report) -> list[Work]:
-        """Has each shard apply its request. `report` is called once: True when all have, or False from the first that fails.
-
-        Returns what the calling thread shall do itself, when it holds no lock: the way to another thread would take longer.
-        """
-        ended = report if len(requests) == 1 else _Round(len(requests), report).ended
+    def apply(self, requests: Sequence[ApplyRequest], report: Report) -> list[OwnWork]:
+        """Has each shard apply its request. `report` is called once: True when all have, or False from the first that fails."""
+        ended = report if len(requests) == 1 else _Step(len(requests), report).ended
         begun = [link.begin(request, ended) for link, request in zip(self._links, requests, strict=True)]
         return [work for work in begun if work is not None]
 
 
-class _Round:
+class _Step:
     """One step at all shards."""
 
-    def __init__(self, num_lanes: int, report: Report) -> None:
+    def __init__(self, num_links: int, report: Report) -> None:
         self._lock = threading.Lock()
-        self._num_left = num_lanes
+        self._num_left = num_links
         self._report = report
 
     def ended(self, is_applied: bool) -> None:
-        """A lane has ended."""
+        """A link has ended."""
         with self._lock:
             if self._num_left == 0:
                 return  # another one has failed

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from chief.core import messages as ev
 from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.link import DirectLink, ShardLanes, ShardLink, Work
+from chief.shards.link import DirectLink, DirectLinks, OwnWork, ShardLink
 from chief.shards.requests import Authority
 from chief.shards.standby import ReplicaReturn, replicated
 from chief.shards.work import ShardWork
@@ -101,9 +101,9 @@ class ShardSide:
         self._work = ShardWork(self._calls, authority=self.authority, store=store, on_superseded=on_superseded, history=history)
         self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._work.manifest_of, clock=clock)
         direct = [link for link in links if isinstance(link, DirectLink)]
-        self._lanes = ShardLanes(direct) if len(direct) == len(links) else None
+        self._direct = DirectLinks(direct) if len(direct) == len(links) else None
         # Work for the thread that completed a step, after it has reported every event.
-        self.own_work: deque[Work] = deque()
+        self.own_work: deque[OwnWork] = deque()
         self._working = threading.Lock()
         self._is_working = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,21 +119,21 @@ class ShardSide:
             link.attach(self._report)
         self._spawn(self._look_at_all(is_takeover, on_failure))
 
-    def carry_out(self, wish: ev.Work) -> None:
+    def carry_out(self, work: ev.Work) -> None:
         """Begins an instruction. Never waits. Instructions must be given in the coordinator's order."""
-        match wish:
+        match work:
             case ev.ApplyStep():
-                self._apply(wish)
+                self._apply(work)
             case ev.PrepareStep() | ev.CopyStep() | ev.WriteStep():
-                self.in_loop(self._begin, self._work.carry_out, wish)
+                self.in_loop(self._begin, self._work.carry_out, work)
             case ev.AdoptShards() | ev.RestoreShards():
-                self._begin_epoch(wish)
+                self._begin_epoch(work)
             case ev.KeepRecord():
-                self.in_loop(self._keep, wish)
+                self.in_loop(self._keep, work)
             case ev.FindCheckpoint() | ev.CommitCheckpoint():
-                self.in_loop(self._begin_lasting, wish)
+                self.in_loop(self._begin_lasting, work)
             case ev.BringReplicasBack():
-                self.in_loop(self._begin, self._replicas.bring_back, wish)
+                self.in_loop(self._begin, self._replicas.bring_back, work)
 
     def do_own_work(self) -> None:
         """Does all work in the queue, also what is added meanwhile. One thread at a time does it; others return at once."""
@@ -183,12 +183,12 @@ class ShardSide:
 
     def _apply(self, step: ev.ApplyStep) -> None:
         failpoint("chief.apply.before")
-        if self._lanes is None:
+        if self._direct is None:
             self.in_loop(self._begin, self._work.carry_out, step)
         else:
-            self.own_work.extend(self._lanes.apply(self._work.requests_of(step), partial(self._left_lanes, step)))
+            self.own_work.extend(self._direct.apply(self._work.requests_of(step), partial(self._ended_directly, step)))
 
-    def _left_lanes(self, step: ev.ApplyStep, is_applied: bool) -> None:
+    def _ended_directly(self, step: ev.ApplyStep, is_applied: bool) -> None:
         if not is_applied:
             self.in_loop(self._begin, partial(self._work.carry_out, is_again=True), step)
             return
@@ -206,8 +206,8 @@ class ShardSide:
         except PsError as error:
             on_failure(error)
 
-    async def _take(self, wish: ev.AdoptShards | ev.RestoreShards) -> None:
-        await self._work.carry_out(wish)
+    async def _take(self, work: ev.AdoptShards | ev.RestoreShards) -> None:
+        await self._work.carry_out(work)
         self._watch()
 
     def _watch(self) -> None:
@@ -218,34 +218,34 @@ class ShardSide:
             if self._replicas.links:
                 self._spawn(self._replicas.watch(is_paused=lambda: self._work.is_restoring))
 
-    def _keep(self, wish: ev.KeepRecord) -> None:
+    def _keep(self, work: ev.KeepRecord) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
-        self._keeping = self._begin(self._work.carry_out, wish)
+        self._keeping = self._begin(self._work.carry_out, work)
 
     # -- tasks
 
-    def _begin_epoch(self, wish: ev.AdoptShards | ev.RestoreShards) -> None:
-        self._work.obey(wish.fence)
+    def _begin_epoch(self, work: ev.AdoptShards | ev.RestoreShards) -> None:
+        self._work.obey(work.fence)
 
         def begin() -> None:
             for task in [*self._of_epoch]:
                 task.cancel()
-            self._begin(self._take, wish)
+            self._begin(self._take, work)
 
         self.in_loop(begin)
 
-    def _begin(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> "asyncio.Task[None] | None":
+    def _begin(self, carry_out: Callable[[Any], Coroutine[Any, Any, None]], work: Any) -> "asyncio.Task[None] | None":
         """Begins work that ends with its epoch, unless it has begun already."""
-        if getattr(wish, "fence", self.authority.fence).epoch != self.authority.fence.epoch:
+        if getattr(work, "fence", self.authority.fence).epoch != self.authority.fence.epoch:
             return None
-        task = self._spawn(work(wish))
+        task = self._spawn(carry_out(work))
         self._of_epoch.add(task)
         task.add_done_callback(self._of_epoch.discard)
         return task
 
-    def _begin_lasting(self, wish: ev.Work) -> None:
-        self._spawn(self._work.carry_out(wish))
+    def _begin_lasting(self, work: ev.Work) -> None:
+        self._spawn(self._work.carry_out(work))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = self._loop.create_task(work)

@@ -310,10 +310,10 @@ class ShardWork:
 
     # -- checkpoints
 
-    async def _find(self, wish: ev.FindCheckpoint) -> ev.Found:
+    async def _find(self, work: ev.FindCheckpoint) -> ev.Found:
         """Looks for a checkpoint."""
         store = self._store
-        return ev.Found(checkpoint=None) if store is None else await self._calls.pace.at_storage(lambda: store.find(wish))
+        return ev.Found(checkpoint=None) if store is None else await self._calls.pace.at_storage(lambda: store.find(work))
 
     async def _copy(self, work: ev.CopyStep) -> None:
         """Has all shards copy a step, and begin to write it."""

@@ -9,7 +9,7 @@ import pytest
 
 from chief.options import CoordinationConfig
 from chief.serving.runner import Runner
-from chief.shards.link import ShardLanes
+from chief.shards.link import DirectLinks
 from ps_protocol.errors import ContributionMissing, PsError, Unavailable
 from ps_protocol.roles.chief import ClusterState, TokenResult
 from ps_protocol.roles.shard import ApplyRequest
@@ -81,7 +81,7 @@ def test_all_shards_apply_at_once_and_the_last_one_reports() -> None:
     links = [DirectFakeLink() for _ in range(3)]
     links[1].may_go.clear()
     reports: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    ShardLanes(links).apply([REQUEST] * 3, reports.put)
+    DirectLinks(links).apply([REQUEST] * 3, reports.put)
     assert reports.empty()
     links[1].may_go.set()
     assert reports.get(timeout=20)
