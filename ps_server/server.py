@@ -34,7 +34,7 @@ from ps_server.serving.calls import (
 )
 from ps_server.serving.local import new_process_incarnation
 from ps_server.serving.streams import IdleStreams, StreamService
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from ps_server.threads import ApplyThreads
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class ParameterServer:
         role, max_bytes = f"ps-{config.index}", config.history_max_bytes
         storage = storage_of_role(config.checkpoint_dir) if config.checkpoint_dir else None
         self._trial = PlaceTrial(storage) if storage is not None else None
-        self._shard = Shard(
+        self._shard = ServedShard(
             index=config.index,
             process_incarnation=process_incarnation,
             memory_limit_bytes=limit_bytes,
@@ -126,7 +126,7 @@ class ParameterServer:
         return self._address
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> ServedShard:
         """The shard that it serves, for a chief in the same process."""
         return self._shard
 

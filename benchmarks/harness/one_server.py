@@ -8,7 +8,7 @@ from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, PushHeader, ShardSpec
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from ps_server.threads import ApplyThreads
 
 _FENCE = Fence(era=Era(life=1, epoch=1), chief_incarnation=1)
@@ -23,7 +23,7 @@ class OneServer:
         variables = [VariableSpec(name=f"v{index:02}", data_type=DataType.FLOAT32, shape=shape) for index in range(num_variables)]
         self._layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows) for variable in variables])
         self._threads = ApplyThreads(num_threads)
-        self._shard = Shard(index=0, process_incarnation=1, apply_threads=self._threads)
+        self._shard = ServedShard(index=0, process_incarnation=1, apply_threads=self._threads)
         self._shard.call(AdoptRequest(fence=_FENCE))
         chosen = OptimizerSpec(name=optimizer, learning_rate=constant(0.001))
         self._gradient = bytes(self._layout.nbytes)

@@ -41,13 +41,13 @@ WORKER_SEAMS = (
 # All requests to the chief go through one method; these requests belong to a step.
 WORKER_REQUESTS = ("ps_protocol.rpc.chief:GrpcChief.call", ("DequeueTokenRequest", "CommitPushRequest"), "commit and token")
 SERVER_SEAMS = (
-    ("ps_server.shard.shard:Shard.apply_step", "apply"),
-    ("ps_server.shard.shard:Shard._prepare_step", "norms"),
+    ("ps_server.shard.shard:ServedShard.apply_step", "apply"),
+    ("ps_server.shard.shard:ServedShard._prepare_step", "norms"),
 )
 # Generators of messages with variables, in each module that calls them.
 SERVER_STREAMS = (("ps_server.serving.streams:content_messages", "send"),)
 # The first call for a contribution at a parameter server, and the later ones.
-RECEIVING_BEGIN = "ps_server.shard.shard:Shard.open_push"
+RECEIVING_BEGIN = "ps_server.shard.shard:ServedShard.open_push"
 RECEIVING_CALLS = tuple(f"ps_server.shard.handles:OpenPush.{method}" for method in ("write", "finish", "finish_with"))
 SEAMS = (*(seam for seam, _ in (*WORKER_SEAMS, *SERVER_SEAMS, *SERVER_STREAMS)), WORKER_REQUESTS[0], RECEIVING_BEGIN, *RECEIVING_CALLS)
 

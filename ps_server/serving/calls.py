@@ -31,7 +31,7 @@ from ps_protocol.wire.special import encode_taken
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.boards import BoardRegistry
 from ps_server.serving.streams import IdleStreams, Stream, index_blocks, row_messages
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from ps_server.shard.sharing import Claim, Sharing
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ParameterService"].full_name
@@ -76,7 +76,7 @@ class ParameterService:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: ServedShard,
         serving: Serving,
         *,
         is_chief: Callable[[Call], bool] = lambda call: True,

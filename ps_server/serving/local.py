@@ -15,19 +15,19 @@ from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import PushHeader, PushReply, ReadRequest, RowsRequest, ShardSpec
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.boards import BoardRegistry
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 
 # Large enough that the loop costs nothing; small enough that a copy that has become useless ends soon.
 _CHUNK_BYTES = 8 << 20
 
 
 class InProcessShard:
-    """Implements Shard. Thread-safe. `accumulators` and `boards`: those that lie here. `options`: as those of `ps_server.shard.Shard`."""
+    """Implements Shard. Thread-safe. `accumulators` and `boards`: those that lie here. `options`: as those of ServedShard."""
 
     transport = "local"
 
     def __init__(self, *, index: int, **options: Any) -> None:
-        self._shard = Shard(index=index, process_incarnation=new_process_incarnation(), **options)
+        self._shard = ServedShard(index=index, process_incarnation=new_process_incarnation(), **options)
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._shard.budget)
         self.boards = BoardRegistry(owner=f"ps {index}", budget=self._shard.budget, process_incarnation=self._shard.process_incarnation)
 

@@ -36,7 +36,7 @@ from ps_protocol.wire.codec import decode_message, unpack_read_request
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, from_offset, parse, takes_long
 from ps_server.model.shard_model import SMALL_BYTES
 from ps_server.shard.handles import OpenPush, Reading
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 
 # Ends streams in which nothing has moved for too long, since each holds a thread or memory.
 #
@@ -345,7 +345,7 @@ class PushStream:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: ServedShard,
         peer: Peer,
         call: Call,
         *,
@@ -422,7 +422,7 @@ class _Contributions:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: ServedShard,
         peer: Peer,
         stream: Stream,
         data_socket: StreamSocket,
@@ -562,7 +562,7 @@ class VariablesStream:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: ServedShard,
         peer: Peer,
         call: Call,
         *,
@@ -764,7 +764,7 @@ _COMMANDS = requests_on("ParameterService", "Command")
 class CommandStream:
     """See FinishingHandler. The stream of a chief; as soon as a command may take long, this and all later ones are left to its thread."""
 
-    def __init__(self, shard: Shard, peer: Peer, call: Call, *, idle_streams: IdleStreams, name: str) -> None:
+    def __init__(self, shard: ServedShard, peer: Peer, call: Call, *, idle_streams: IdleStreams, name: str) -> None:
         self._shard, self._peer, self._idle_streams, self._name = shard, peer, idle_streams, name
         self._caller = call.peer
         self._stream = idle_streams.begin(call, name="Command", is_of_chief=True)
@@ -843,7 +843,7 @@ class StreamService:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: ServedShard,
         *,
         idle_streams: IdleStreams,
         data_sockets: DataListener = NO_DATA_SOCKETS,

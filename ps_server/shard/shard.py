@@ -93,14 +93,14 @@ _BEGIN_S = 1.0
 _LOOK_S = 0.1
 
 
-class Shard:
-    """Holds one shard. Thread-safe. `process_incarnation` is random for each start; `memory_limit_bytes` None: no limit.
+class ServedShard:
+    """A shard in its own process; the Protocol `Shard` is what callers have of it. Thread-safe.
 
-    `table_dir`: where rows of tables without a size lie in files; None: they lie in memory.
-    `on_shutdown` is called with the reason when the chief ends the process. `apply_threads` share the work of a step; the caller owns them.
-    `segments` makes memory that workers of the same host may share; None: there is none. `storage` is where checkpoints are; None: nowhere.
-    `run_in_background` begins the writing and the reading of checkpoints (None: in threads). `history` is kept if it is given.
-    `clock` is monotonic, in seconds.
+    `process_incarnation` is random for each start. `memory_limit_bytes` None: no limit. `table_dir`: where rows of tables without a size
+    lie in files; None: they lie in memory. `on_shutdown` is called with the reason when the chief ends the process. `apply_threads` share
+    the work of a step; the caller owns them. `segments` makes memory that workers of the same host may share; None: there is none.
+    `storage`: where checkpoints are; None: nowhere. `run_in_background` begins the writing and the reading of checkpoints (None: in
+    threads). `history` is kept if it is given. `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -814,7 +814,7 @@ class Shard:
 class CheckpointSide:
     """The shard's part in checkpoints. Each call is made in a block of its gate: `Checkpoints` does not take its lock."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: ServedShard) -> None:
         self._shard = shard
 
     def find_state(self, request: SaveRequest) -> tuple[ShardModel, StateMemory]:

@@ -47,7 +47,7 @@ from ps_server.numbers.occurrences import Occurrences
 from ps_server.numbers.tables import Table
 from ps_server.shard.followed import FollowedWeights
 from ps_server.shard.gate import AdmittedWorkers, Fences
-from ps_server.shard.shard import Shard, ShardHistory
+from ps_server.shard.shard import ServedShard, ShardHistory
 from tests.simulation.chief_links import SimulatedPace
 from tests.simulation.oracle import Oracle
 from tests.simulation.scenario import MERGES, Fault, Scenario, unlocked
@@ -570,14 +570,14 @@ def _applies_again_what_comes_again(patch: pytest.MonkeyPatch) -> None:
 
 def _calls_applied_what_it_drops(patch: pytest.MonkeyPatch) -> None:
     """Where contributions are applied as they arrive."""
-    real = Shard._apply_arrival
+    real = ServedShard._apply_arrival
 
-    def apply_arrival(self: Shard, model: ShardModel, contribution: Any) -> PushReply:
+    def apply_arrival(self: ServedShard, model: ShardModel, contribution: Any) -> PushReply:
         if contribution.push_id.sequence % 5:
             return real(self, model, contribution)
         return PushReply(result=PushResult.APPLIED, step=model.step)
 
-    patch.setattr(Shard, "_apply_arrival", apply_arrival)
+    patch.setattr(ServedShard, "_apply_arrival", apply_arrival)
 
 
 def _counts_two_as_one_step(patch: pytest.MonkeyPatch) -> None:

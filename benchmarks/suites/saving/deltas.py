@@ -21,7 +21,7 @@ from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, PushHeader, SaveRequest, ShardSpec, SparsePart
 from ps_server.config import default_apply_threads
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from ps_server.threads import ApplyThreads
 
 _FENCE = Fence(era=Era(life=1, epoch=1), chief_incarnation=1)
@@ -50,7 +50,7 @@ class _Server:
         # What a worker names the rows by.
         self._names = spread(np.arange(num_rows)) if is_keyed else np.arange(num_rows)
         self._threads = ApplyThreads(default_apply_threads())
-        self._shard = Shard(index=0, process_incarnation=1, apply_threads=self._threads, storage=LocalStorage(directory))
+        self._shard = ServedShard(index=0, process_incarnation=1, apply_threads=self._threads, storage=LocalStorage(directory))
         self._shard.call(AdoptRequest(fence=_FENCE))
         chosen = OptimizerSpec(name="adagrad", learning_rate=constant(0.01))
         with self._shard.open_creation(ShardSpec(epoch=1, shard=0, layout=self._layout, optimizer=chosen)) as creation:

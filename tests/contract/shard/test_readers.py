@@ -21,7 +21,7 @@ from ps_protocol.roles.shard import (
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
-from ps_server.shard.shard import Shard as ServedShard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.shards import CHIEF, EACH_WAY, EPOCH, Trainer, layout_of, shard_over, table, telling, variable
 

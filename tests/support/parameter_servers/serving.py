@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from ps_protocol.rpc.door import CallThreads, Door
 from ps_server.serving.calls import ParameterService, Serving
 from ps_server.serving.streams import IdleStreams, StreamService
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.network.servers import serving
 
 
 @contextlib.contextmanager
-def serving_shard(shard: Shard, idle_streams: IdleStreams) -> Iterator[str]:
+def serving_shard(shard: ServedShard, idle_streams: IdleStreams) -> Iterator[str]:
     """Serves a shard until the block ends; yields the address."""
     threads = CallThreads(server_name="ps 0")
     service = ParameterService(shard, Serving(idle_streams=idle_streams, threads=threads))

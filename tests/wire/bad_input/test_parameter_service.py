@@ -10,7 +10,7 @@ from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import era, fence
 from tests.support.parameter_servers.raw_shard import HALF, WHOLE, Outcome, Server, frame, push_stream, trained_shard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED
@@ -172,11 +172,11 @@ def test_bad_input_to_a_parameter_server_is_refused_and_others_are_served(
 def test_defect_is_answered_with_a_number_that_is_in_the_log(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def defective(store: Shard, request: object) -> None:
+    def defective(store: ServedShard, request: object) -> None:
         raise ZeroDivisionError("secret")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
-        patched.setattr(Shard, "call", defective)
+        patched.setattr(ServedShard, "call", defective)
         ended = server.raw.call("GetShardStatus", b"")
     assert (ended.code, ended.reason) == (CODE.INTERNAL, "INTERNAL")
     assert ended.text.startswith("internal error ") and ended.text.endswith(" (see the log of ps 0)")

@@ -18,7 +18,7 @@ from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.streams import IdleStreams
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import Outcome, RawShard, frame, push_stream
@@ -246,7 +246,7 @@ def test_value_of_a_metric_may_be_anything(server: Server) -> None:
 
 
 def test_reader_of_rows_that_goes_away_in_the_middle_holds_nothing_up() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
+    store, idle_streams = ServedShard(index=0, process_incarnation=1), IdleStreams()
     with (
         serving_shard(store, idle_streams) as address,
         RawShard(address) as raw,

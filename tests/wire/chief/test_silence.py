@@ -16,7 +16,7 @@ from ps_server import server as server_module
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.streams import IdleStreams
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.raw_shard import RawShard
 from tests.support.parameter_servers.serving import serving_shard
@@ -30,12 +30,12 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def store(clock: list[float]) -> Shard:
-    return Shard(index=0, process_incarnation=7, clock=lambda: clock[0])
+def store(clock: list[float]) -> ServedShard:
+    return ServedShard(index=0, process_incarnation=7, clock=lambda: clock[0])
 
 
 @pytest.fixture
-def shard(store: Shard) -> Iterator[RawShard]:
+def shard(store: ServedShard) -> Iterator[RawShard]:
     streams = IdleStreams()
     with serving_shard(store, streams) as address, RawShard(address) as raw:
         yield raw
@@ -55,7 +55,7 @@ def shard(store: Shard) -> Iterator[RawShard]:
     ids=["AdoptShard", "Command", "GetShardStatus", "another's status", "a former chief", "Read", "ReadMetrics"],
 )
 def test_only_calls_in_the_name_of_the_chief_that_has_the_server_are_a_sign_of_its_life(
-    store: Shard, shard: RawShard, clock: list[float], method: str, message: pb.AdoptShardRequest, is_of_the_chief: bool
+    store: ServedShard, shard: RawShard, clock: list[float], method: str, message: pb.AdoptShardRequest, is_of_the_chief: bool
 ) -> None:
     store.call(AdoptRequest(fence=fence(1, 1)))
     clock[0] = 5.0

@@ -23,7 +23,7 @@ from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.calls import SERVICE
 from ps_server.serving.streams import MAX_OF_CHIEFS, IdleStreams
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import fence
 from tests.support.network.servers import both_ways, serving
 from tests.support.parameter_servers.commanded_shard import CommandedShard
@@ -166,7 +166,7 @@ def test_bytes_that_are_no_message_end_the_command_stream(trainer: Trainer, serv
 
 
 def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.05)
+    store, idle_streams = ServedShard(index=0, process_incarnation=1), IdleStreams(limit_s=0.05)
     idle_streams.start()
     with serving_shard(store, idle_streams) as address, RawShard(address) as raw, DEFAULT_ACCESS.open_channel(address) as channel:
         commands = Commands(channel)
@@ -181,7 +181,7 @@ def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
 
 
 def test_a_chief_gets_in_and_stays_however_many_streams_there_are() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=0)
+    store, idle_streams = ServedShard(index=0, process_incarnation=1), IdleStreams(max_open=0)
     with serving_shard(store, idle_streams) as address, contextlib.ExitStack() as stack:
         chief = Commands(stack.enter_context(DEFAULT_ACCESS.open_channel(address)))
         assert chief.command(1).call == 1

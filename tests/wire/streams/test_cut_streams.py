@@ -14,7 +14,7 @@ from ps_protocol.roles.shard import PushResult, ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.streams import IdleStreams
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import (
     HALF,
@@ -135,7 +135,7 @@ def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server)
 
 @pytest.mark.shows("F25")
 def test_idle_streams_are_cut() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
+    store, idle_streams = ServedShard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
     layout = layout_of(variable("w", (1 << 24,)))
     with (

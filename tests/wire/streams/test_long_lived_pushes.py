@@ -15,7 +15,7 @@ from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE
 from ps_server.serving.streams import IdleStreams
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.parameter_servers import raw_shard
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import HALF, TIMEOUT_S, WHOLE, Outcome, RawShard, frame
@@ -142,7 +142,7 @@ def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(server: Server)
 
 
 def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
+    store, idle_streams = ServedShard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
     with serving_shard(store, idle_streams) as address, RawShard(address) as raw:
         with contextlib.closing(CommandedShard(address)) as shard:
@@ -167,7 +167,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
 
 
 def test_a_caller_that_opens_streams_without_end_is_refused() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=2)
+    store, idle_streams = ServedShard(index=0, process_incarnation=1), IdleStreams(max_open=2)
     is_over = threading.Event()
 
     def silent() -> Iterator[bytes]:

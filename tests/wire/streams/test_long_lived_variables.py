@@ -16,7 +16,7 @@ from ps_protocol.wire.fields import encode_duration
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE
 from ps_server.serving.streams import IdleStreams
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import TIMEOUT_S, Outcome, RawShard
@@ -111,7 +111,7 @@ def test_step_that_is_expected_leaves_as_soon_as_it_is_there() -> None:
 
 
 def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
+    store, idle_streams = ServedShard(index=0, process_incarnation=1), IdleStreams()
     with serving_shard(store, idle_streams) as address, RawShard(address) as raw:
         with contextlib.closing(CommandedShard(address)) as shard:
             trainer = Trainer(shard)

@@ -14,7 +14,7 @@ from ps_server.serving.local import InProcessShard
 from ps_server.serving.streams import IdleStreams, PushStream
 from ps_server.shard import handles
 from ps_server.shard.handles import OpenPush
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.parameter_servers.shards import MIXED, Trainer
 from tests.support.waiting import wait_until
 
@@ -100,7 +100,7 @@ def test_end_of_a_large_contribution_is_left_to_a_thread_and_no_message_is_taken
 ) -> None:
     """Also for a small model: a contribution may have very many rows for a table of few."""
     if large == "model":
-        monkeypatch.setattr(Shard, "is_quick", False)
+        monkeypatch.setattr(ServedShard, "is_quick", False)
     else:
         monkeypatch.setattr(handles, "SMALL_BYTES", MIXED.nbytes - 1)
     scene, held = _Scene(), _Held(monkeypatch)
@@ -145,7 +145,7 @@ def test_stream_that_ends_in_a_contribution_leaves_nothing() -> None:
 
 
 def test_stream_that_ends_while_its_thread_is_at_work_leaves_that_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Shard, "is_quick", False)
+    monkeypatch.setattr(ServedShard, "is_quick", False)
     scene, held = _Scene(), _Held(monkeypatch)
     scene.take_first_half()
     scene.take_second_half()

@@ -27,7 +27,7 @@ from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.shard import AdoptRequest, ReplicaState, SaveRequest, SaveState, ShardSettings, ShardStatusRequest, ShutdownRequest
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
 from tests.support.parameter_servers.shards import telling
@@ -291,7 +291,7 @@ def test_untrained_values_are_replaced_by_those_of_a_later_epoch(training: Shard
 
 def leaving(training: ShardedTraining) -> threading.Thread:
     """Has the shard wait for its last save, until the chief has been told that it does."""
-    shard: Shard = training.shards[0]._shard  # type: ignore[attr-defined]  # no call of the chief's asks for this
+    shard: ServedShard = training.shards[0]._shard  # type: ignore[attr-defined]  # no call of the chief's asks for this
     thread = threading.Thread(target=shard.await_last_save, args=(60.0,), kwargs={"is_hurried": lambda: False})
     thread.start()
     asks = ShardStatusRequest(fence=_request(training).fence)
@@ -319,7 +319,7 @@ def test_a_server_that_is_asked_to_end_waits_only_a_moment_for_a_chief_that_has_
 
 
 def test_a_server_with_nothing_to_lose_does_not_wait_for_a_chief() -> None:
-    shard = Shard(index=0, process_incarnation=1)
+    shard = ServedShard(index=0, process_incarnation=1)
     shard.call(AdoptRequest(fence=fence(3, CHIEF)))
     shard.await_last_save(60.0, is_hurried=lambda: False)
 
@@ -327,5 +327,5 @@ def test_a_server_with_nothing_to_lose_does_not_wait_for_a_chief() -> None:
 def test_a_server_whose_variables_another_one_has_too_does_not_wait_for_a_chief(training: ShardedTraining) -> None:
     fenced = _request(training).fence
     training.shards[0].call(AdoptRequest(fence=fenced, replica=ReplicaState(version=7)))
-    shard: Shard = training.shards[0]._shard  # type: ignore[attr-defined]
+    shard: ServedShard = training.shards[0]._shard  # type: ignore[attr-defined]
     shard.await_last_save(60.0, is_hurried=lambda: False)

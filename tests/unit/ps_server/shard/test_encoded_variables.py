@@ -18,7 +18,7 @@ from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, ReadRequest, Rep
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import encoded_variables
 from ps_server.shard.handles import Reading
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, telling, variable
 
@@ -32,7 +32,7 @@ class _Training:
     """A shard whose variables are other random numbers with each step."""
 
     def __init__(self, *, memory_limit_bytes: int | None = None) -> None:
-        self.shard = Shard(index=0, process_incarnation=1, memory_limit_bytes=memory_limit_bytes)
+        self.shard = ServedShard(index=0, process_incarnation=1, memory_limit_bytes=memory_limit_bytes)
         self.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF)))
         self._words = Trainer(InProcessShard(index=0), LARGE)
         self._step = 0

@@ -26,7 +26,7 @@ from ps_protocol.roles.shard import (
 )
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
-from ps_server.shard.shard import Shard
+from ps_server.shard.shard import ServedShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer
 
@@ -37,7 +37,7 @@ class _Fixture:
     """A store, and the words of chief and workers for it."""
 
     def __init__(self) -> None:
-        self.store = Shard(index=0, process_incarnation=1)
+        self.store = ServedShard(index=0, process_incarnation=1)
         self.store.call(AdoptRequest(fence=fence(EPOCH, CHIEF)))
         # Only makes specifications and headers; its own shard is not used.
         self.words = Trainer(InProcessShard(index=0))
