@@ -31,7 +31,7 @@ class Joining:
         self._arrivals = cluster.waiting.line(self._expire)
 
     def register(self, call: int, request: RegisterRequest, now: float) -> None:
-        """Admits a participant, once the chief knows the earlier ones. Raises the errors of Membership, and TrainingFailed."""
+        """Admits a participant, once the chief knows the earlier ones. Raises the errors of Members, and TrainingFailed."""
         members, ending = self._members, self._cluster.ending
         ending.refuse_if_failed()
         if ending.ended is not None:

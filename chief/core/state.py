@@ -7,7 +7,7 @@ from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.checkpoints import Checkpoints
 from chief.core.cluster.data import DataLeases
 from chief.core.cluster.ledger import Ledger
-from chief.core.cluster.members import Member, Membership
+from chief.core.cluster.members import Member, Members
 from chief.core.cluster.model import ModelCalls, ModelRegistry
 from chief.core.cluster.parameter_servers import ShardTable
 from chief.core.cluster.settings import Settings
@@ -54,7 +54,7 @@ class Cluster:
         self.settings = Settings(self, config)
         self.attachments = ContributedAttachments(self)
         self.checkpoints = Checkpoints(self, config.checkpoints)
-        self.members = Membership(self, epoch=1, session_key=session_key)
+        self.members = Members(self, epoch=1, session_key=session_key)
         self.models = ModelCalls(self)
         self.joining = Joining(self)
         self.ending = Ending(self)

@@ -11,7 +11,7 @@ import pytest
 from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.checkpoints import Checkpoints
 from chief.core.cluster.data import DataLeases
-from chief.core.cluster.members import Membership, PushOutcomes
+from chief.core.cluster.members import Members, PushOutcomes
 from chief.core.coordinator import Coordinator
 from chief.core.ending import Ending
 from chief.core.epoch.answers import Answers
@@ -112,8 +112,8 @@ def _counts_a_step_before_all_have_it(patch: pytest.MonkeyPatch) -> None:
 def _serves_any_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fences, "check_caller", lambda self, epoch: None)
     patch.setattr(Fences, "check_epoch", lambda self, epoch: None)
-    look_up = Membership.look_up
-    patch.setattr(Membership, "look_up", lambda self, participant: look_up(self, replace(participant, era=self.fence.era)))
+    look_up = Members.look_up
+    patch.setattr(Members, "look_up", lambda self, participant: look_up(self, replace(participant, era=self.fence.era)))
 
 
 def _obeys_any_chief(patch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def _takes_other_lives_for_its_own(patch: pytest.MonkeyPatch) -> None:
     _believes_what_was_said_in_another_life(patch)
     patch.setattr(Era, "__eq__", lambda self, other: self.epoch == other.epoch)
     patch.setattr(Era, "__hash__", lambda self: hash(self.epoch))
-    patch.setattr(Membership, "_is_of_this_life", lambda self, participant: True)
+    patch.setattr(Members, "_is_of_this_life", lambda self, participant: True)
 
 
 def _takes_two_of_a_worker(patch: pytest.MonkeyPatch) -> None:
@@ -297,11 +297,11 @@ def _forgets_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def _compares_with_the_slowest(patch: pytest.MonkeyPatch) -> None:
-    def speed_of(self: Membership, index: int) -> float:
+    def speed_of(self: Members, index: int) -> float:
         own = self._members[ParticipantKind.WORKER][index].inner
         return 0.0 if own is None else max(one.inner.pace_s for one in self.live_workers if one.inner is not None) / own.pace_s
 
-    patch.setattr(Membership, "speed_of", speed_of)
+    patch.setattr(Members, "speed_of", speed_of)
 
 
 def _forgets_how_to_merge(patch: pytest.MonkeyPatch) -> None:
@@ -645,13 +645,13 @@ def _takes_incarnations_from_nowhere(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lets_anybody_speak_for_a_worker(patch: pytest.MonkeyPatch) -> None:
-    real = Membership.look_up
+    real = Members.look_up
 
-    def look_up(self: Membership, participant: Participant) -> Any:
+    def look_up(self: Members, participant: Participant) -> Any:
         member = self.find(participant.kind, participant.index)
         return real(self, participant if member is None else replace(participant, secret=member.secret))
 
-    patch.setattr(Membership, "look_up", look_up)
+    patch.setattr(Members, "look_up", look_up)
 
 
 def _finishes_when_asked_to_end(patch: pytest.MonkeyPatch) -> None:

@@ -324,7 +324,7 @@ def _free_index(kind: ParticipantKind, members: Mapping[int, Member], num_places
 _MAX_HOST = 255
 
 
-class Membership:
+class Members:
     """All participants there ever were, each as its latest incarnation, with the epoch, life and chief that they are numbered in.
 
     `session_key`: this chief's key for secrets, so that no caller takes part in another's name.
@@ -765,7 +765,7 @@ def _last(pushed: WorkerPushes) -> int:
     return pushed.applied[-1].sequence if pushed.applied else 0
 
 
-def quorum(config: CoordinationConfig, *, membership: Membership, policy: Policy, starved: Collection[int] = ()) -> int:
+def quorum(config: CoordinationConfig, *, members: Members, policy: Policy, starved: Collection[int] = ()) -> int:
     """Returns R, or the number that live workers and workers that have not joined yet can give, if less; at least `min_replicas`.
 
     `starved`: workers that live and have nothing to contribute, since all training data is done or leased to others. Where there are
@@ -773,10 +773,10 @@ def quorum(config: CoordinationConfig, *, membership: Membership, policy: Policy
     """
     required = config.num_required
     counted = policy.num_contributions
-    able = sum(1 for member in membership.workers() if member.is_live and member.index not in starved and policy.may_give(member.index))
+    able = sum(1 for member in members.workers() if member.is_live and member.index not in starved and policy.may_give(member.index))
     if starved:
         return max(1, min(required, counted + able))
-    if config.min_replicas is None or membership.num_known_workers == membership.num_live_workers:
+    if config.min_replicas is None or members.num_known_workers == members.num_live_workers:
         return required
-    expected = max(0, (config.num_workers or required) - membership.num_known_workers)
+    expected = max(0, (config.num_workers or required) - members.num_known_workers)
     return max(min(config.min_replicas, required), min(required, counted + able + expected))

@@ -331,7 +331,7 @@ class Training:
             return  # workers leave then, and what the open step has would make one more
         if not policy.spec.needs_many_workers or (config.min_replicas is None and not self._data.starved and not self.is_quorum_lowered):
             return
-        required = quorum(config, membership=self._members, policy=policy, starved=self._data.starved)
+        required = quorum(config, members=self._members, policy=policy, starved=self._data.starved)
         self.is_quorum_lowered = required < config.num_required
         if required < policy.num_required:
             self._out.afterwards(self._cluster.proceed)
