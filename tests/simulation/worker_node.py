@@ -27,7 +27,7 @@ from tests.simulation.tasks import Answer, Life, Sleep
 from tests.simulation.worker_calls import WorkerCalls
 from tests.simulation.world import World
 from worker_client.core.data import WorkerData
-from worker_client.core.outcomes import Push as Outcome
+from worker_client.core.outcomes import Push
 from worker_client.core.place import Place
 from worker_client.core.sides import Rows
 from worker_client.core.worker import Worker
@@ -152,7 +152,7 @@ class WorkerNode:
         phases = (StepHyperparameter(group="", name=PHASE, value=float(phase)),) if phase else ()
         return (StepHyperparameter(group="", name=RATE, value=rate), *phases)
 
-    def _heard(self, outcome: Outcome) -> None:
+    def _heard(self, outcome: Push) -> None:
         """What the program is told must hold where it is now."""
         self._world.seen[f"program told {outcome.outcome.name}"] += 1
         commit, worker = self._commit, self._worker

@@ -43,8 +43,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId, contributions_named
 from ps_protocol.roles.shard import PushResult
-from worker_client.core.outcomes import Push as Outcome
-from worker_client.core.outcomes import push_of
+from worker_client.core.outcomes import Push, push_of
 from worker_client.core.place import LOST, Place
 from worker_client.core.sides import ChiefSide, Deadline, ModelSide, Result, WorkerSide
 from worker_client.core.state import WorkerState
@@ -368,7 +367,7 @@ class Worker(Generic[Model]):
         attached: Attachments = NO_ATTACHMENTS,
         weight: float = 1.0,
         names: Collection[str] | None = None,
-    ) -> Outcome:
+    ) -> Push:
         """Pushes one contribution and has it counted; if `is_waited_for`, waits for a token and reads the variables, or those named.
 
         `content` None: a contribution without a gradient for any variable, which counts in no mean; with it, the ranges `skipped` count as
@@ -567,11 +566,11 @@ class Worker(Generic[Model]):
         reply = await self._ask_to_agree(model, state.participant, None, may_create=False)
         state.hear_policy(reply.policy, global_step=reply.global_step)
 
-    async def _outcome_at_move(self, commit: PushCommit | None, *, step: int, giver: Participant, accepted: CommitResult | None) -> Outcome:
+    async def _outcome_at_move(self, commit: PushCommit | None, *, step: int, giver: Participant, accepted: CommitResult | None) -> Push:
         """Returns the outcome of a contribution whose worker has lost its place."""
         state = self.state
         found = state.outcome_at_move(commit, step=step, giver=giver, accepted=accepted)
-        if isinstance(found, Outcome):
+        if isinstance(found, Push):
             return found
         try:
             result = await self._ask_to_count(found)
@@ -595,7 +594,7 @@ class Worker(Generic[Model]):
         """The number of ranges that no contribution has been made from yet."""
         return len(self._ranges)
 
-    async def skip(self, *, timeout_s: float | None) -> Outcome:
+    async def skip(self, *, timeout_s: float | None) -> Push:
         """Makes the unused ranges count as done, with a contribution that has no gradient for any variable."""
         ranges, self._ranges = self._ranges, ()
         return await self.contribute(None, is_waited_for=True, timeout_s=timeout_s, skipped=ranges)
