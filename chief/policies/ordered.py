@@ -217,7 +217,7 @@ class OrderedPolicy(Policy):
             del self._counts[num_done]
 
     def _hand_out(self, workers: Sequence[int] | None = None) -> list[Grant]:
-        lucky = [worker for worker in (self._wishes if workers is None else workers) if self._may_continue(worker)]
-        for worker in lucky:
+        granted = [worker for worker in (self._wishes if workers is None else workers) if self._may_continue(worker)]
+        for worker in granted:
             del self._wishes[worker]
-        return [Grant(worker, self.step) for worker in lucky]
+        return [Grant(worker, self.step) for worker in granted]

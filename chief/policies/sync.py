@@ -270,7 +270,7 @@ class StrictTokens(TokenRule):
     def _hand_out(self) -> list[Grant]:
         if not self.num_free:
             return []
-        lucky = [worker for worker, wish in self._wishes.items() if wish.may_take_extra][: self.num_free]
-        for worker in lucky:
+        granted = [worker for worker, wish in self._wishes.items() if wish.may_take_extra][: self.num_free]
+        for worker in granted:
             self._take_extra(worker, self._wishes.pop(worker).request_id)
-        return [Grant(worker, self._step) for worker in lucky]
+        return [Grant(worker, self._step) for worker in granted]
