@@ -24,12 +24,11 @@ from ps_server.contributions.staging import StagedGradients, StagingMemory
 
 _NO_METRICS: Mapping[str, Metric] = {}
 
-# Workers whose push ids are remembered; beyond it the one silent longest is forgotten (its repeats are stale, or still staged), and of
-# applied contributions, those of the worker replaced longest ago.
+# Workers whose push ids are remembered. Of more, the one silent longest is forgotten; where applied, the one replaced longest ago.
 MAX_WORKERS = 10_000
-# Outcomes remembered per worker. A push id older than that which comes again is recognised as long as it is staged, and by its step after.
+# Outcomes remembered per worker. An older push that comes again is known by its push id while it is staged, then stale by its step.
 _OUTCOMES_KEPT = 64
-# A worker repeats its last commit; a few more cover those that it sent before it heard of anything.
+# Applied contributions remembered per worker, for a new chief, to which it repeats those that it has no answer for.
 PUSHES_KEPT = 16
 
 
@@ -61,7 +60,7 @@ class PushIds:
 
     @property
     def workers(self) -> set[int]:
-        """The number of workers whose pushes are remembered."""
+        """The workers whose pushes are remembered."""
         return set(self._seen)
 
     def check_incarnation(self, push_id: PushId) -> None:
@@ -279,8 +278,8 @@ class Inbox:
     def open(self, header: PushHeader, *, current_step: int, resumes: bool = False) -> Contribution:
         """Takes up a push; with an `outcome` already if there is no use for its bytes. `resumes`: with those that are here of it.
 
-        Raises Superseded, PushIdReused, StepAhead, TooManyPushes, LimitExceeded, InvalidSpec, and then has changed nothing but what
-        supersedes what, and which metrics there are.
+        Raises Superseded, PushIdReused, StepAhead, TooManyPushes, LimitExceeded, InvalidSpec. Then it has only noted the incarnation, the
+        names of metrics, and the pushes that the worker will not commit.
         """
         push_id, step = header.push_id, header.step
         if header.metrics:

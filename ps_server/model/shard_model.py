@@ -113,8 +113,8 @@ class ShardModel:
         # Since which step variables have the values of the step before the latest, and those of the latest.
         self._same_since = self.step, self.step
         self.has_applied = False
-        # Whether a second chief of this epoch has found these values: a creation from the time of the first changes them no more.
-        self.is_settled = False
+        # Whether a second chief of this epoch has found these values, which no creation may change any more.
+        self.is_fixed = False
         # Elements of the latest mean that are not finite.
         self.num_nonfinite = 0
         self.num_bytes = spec.layout.nbytes + sum(table.nbytes for table in spec.layout.tables)
@@ -295,7 +295,7 @@ class ShardModel:
 
     def begin_epoch(self, fence: Fence) -> None:
         """Another epoch begins with the settings of the model; whether contributions are applied on arrival stays."""
-        self.is_settled = False
+        self.is_fixed = False
         self.configure(ShardSettings(fence=fence, version=0, applies_on_arrival=self.applies_on_arrival))
 
     def serve(self, epoch: int) -> None:

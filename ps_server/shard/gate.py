@@ -46,7 +46,7 @@ class Gate:
         self._lock = QuickCondition()
         self._is_taken = False
         self._num_arrivals = 0
-        # How many there are of each step; the second ones hold up steps under all policies.
+        # How many readers each step has. Every apply waits for holders, and for the others only where contributions may be stale.
         self._readers: dict[int, int] = {}
         self._holders: dict[int, int] = {}
         # The wait for readers of earlier steps than this one has timed out.

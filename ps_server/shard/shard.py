@@ -180,7 +180,7 @@ class ServedShard:
         fences, chief = self._gate.fences, self._gate.chief
         with self._gate.turn(fences.check_not_ending):
             is_damaged = bool(fences.damage)
-            self._settle_with_rival_locked(fence, request.chief_address, replica)
+            self._check_rival_locked(fence, request.chief_address, replica)
             before = fences.fence
             is_new_epoch = fences.adopt(fence)
             self._gate.admitted.take_keys(request.session_keys, is_new_life=fence.life != before.life)
@@ -191,7 +191,7 @@ class ServedShard:
             if (fence.life, fence.chief_incarnation) != (before.life, before.chief_incarnation):
                 chief.begin_another()
                 if not is_new_epoch:
-                    self._settle_locked()
+                    self._fix_values_locked()
             if chief.count_on(replica) and replica.forgets:
                 reason = NotInitialized(f"{self._name}: another replica holds the shard, this one has dropped its variables; ask the chief")
                 self._checkpoints.forget_restore(reason)
@@ -590,11 +590,11 @@ class ServedShard:
             # The messages of the first values; none like them comes again where steps go by shared memory.
             give_back_freed_memory()
 
-    def _settle_locked(self) -> None:
-        """Has the values that another chief finds here stay: a creation that was begun under the chief before would drop contributions."""
+    def _fix_values_locked(self) -> None:
+        """Lets no creation change the values that a second chief has found here: it would drop contributions."""
         if self._model is None:
             return
-        self._model.is_settled = True
+        self._model.is_fixed = True
         if self._creation is not None:
             self._break_off_locked(self._creation, Cancelled(f"{self._name}: another chief has found the variables that were here before"))
 
@@ -611,14 +611,14 @@ class ServedShard:
         model = self._model
         if model is None:
             return False
-        if spec.epoch > model.spec.epoch and not (model.has_applied and model.step) and not model.is_settled:
+        if spec.epoch > model.spec.epoch and not (model.has_applied and model.step) and not model.is_fixed:
             # It has not been trained: values that a worker of an earlier epoch began, or of a checkpoint of step 0, may be dropped.
             self._drop_model_locked(Cancelled(f"{self._name}: the variables are created anew, in epoch {spec.epoch}"))
             return False
         words = difference(model.spec, spec)
         if words:
             raise VariableExists(f"{self._name}: {words}; use another cluster for another model")
-        return spec.attempt <= model.spec.attempt or model.has_applied or model.is_settled
+        return spec.attempt <= model.spec.attempt or model.has_applied or model.is_fixed
 
     def _displace_locked(self, creation: Creation, spec: ShardSpec) -> None:
         newest = max(spec.attempt, creation.spec.attempt)
@@ -757,11 +757,10 @@ class ServedShard:
 
     # Epochs
 
-    def _settle_with_rival_locked(self, fence: Fence, address: str, replica: ReplicaState) -> None:
-        """Two chiefs that started at the same moment chose the same number: the first to arrive keeps the server while it is alive.
+    def _check_rival_locked(self, fence: Fence, address: str, replica: ReplicaState) -> None:
+        """Raises Superseded for a chief that has the number of another one, because both started at once: the first keeps the shard.
 
-        Afterwards the other one may have it, as if it had been restarted, where no step is lost by that: the server holds nothing, or is a
-        replica that the other one does not count on. Raises Superseded.
+        Once the first is silent, the other may have the shard, if it is empty, or if the other does not count on this replica.
         """
         fences, chief = self._gate.fences, self._gate.chief
         known, number = fences.fence, fence.chief_incarnation
