@@ -613,8 +613,8 @@ def _remedy(scene: Scene, lost: Sequence[Member]) -> tuple[str, tuple[str, ...]]
         return "See whether their processes are stopped (kill -CONT lets them go on), or start others in their place.", start
     if not lease_end(one.lease_s):  # it lives in this process
         return "See what it is busy with.", ()
-    return f"See whether its process is stopped ({one.where}); let it go on, or start another in its place.", (
-        f"kill -CONT {one.pid}",
+    return f"See whether its process is stopped or has ended ({one.where}); let it go on, or start another in its place.", (
+        f"kill -CONT {one.pid}    # if it is stopped",
         *start,
     )
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lockstep.launcher.gpus import Gpus, gpus_here
+from lockstep.launcher.gpus import VISIBLE, Gpus, gpus_here
 from lockstep.launcher.hosts import Hosts, marked
 from lockstep.launcher.remote import EXIT_HOST_LOST
 from lockstep.launcher.spec import ClusterSpec
@@ -200,8 +200,9 @@ class LaunchedCluster:
                 raise LaunchFailed(next(one.last_words for one in looks if one.returncode), exit_code=ExitCode.USAGE)
 
     def _passed_on(self) -> dict[str, str | None]:
-        """Returns the variables that workers on other hosts get as they are here."""
-        return {name: os.environ.get(name) for name in self.spec.host_env}
+        """Returns the variables that workers on other hosts get as they are here; --worker-gpus chooses GPUs anew there."""
+        names = {*self.spec.host_env} - ({VISIBLE} if self.spec.worker_gpus else set())
+        return {name: os.environ.get(name) for name in names}
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""

@@ -1,7 +1,5 @@
 """What a launcher is told by the engine in whose job it runs, and which engines there are. Starts nothing."""
 
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
@@ -9,7 +7,7 @@ from lockstep.launcher.hosts import Host
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import known_names
-from ps_protocol.process.waiting import FIRST_NOTICE_S
+from ps_protocol.process.waiting import SilenceWatch
 
 # Each is a module of this package with a function `engine`.
 ENGINES = ("slurm", "ray", "ray_train", "skypilot", "torchrun", "mpi")
@@ -54,10 +52,10 @@ def engine_of(name: str, environment: Mapping[str, str]) -> Engine:
     """Returns an engine by its name, as this process finds it. Raises InvalidSpec where it is unknown, or this is no job of it."""
     if name not in ENGINES:
         raise InvalidSpec(f"--engine: got {name!r}, want {known_names(name, ENGINES)}")
-    late = threading.Timer(FIRST_NOTICE_S, print, (f"waiting for an answer of {name} …",), {"file": sys.stderr})
-    late.start()
+    watch = SilenceWatch()
     try:
-        engine: Engine = import_module(f"lockstep.launcher.engines.{name}").engine(environment)
+        with watch.expecting(f"the engine {name}"):
+            engine: Engine = import_module(f"lockstep.launcher.engines.{name}").engine(environment)
         return engine
     finally:
-        late.cancel()
+        watch.close()

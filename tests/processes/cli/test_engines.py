@@ -32,7 +32,7 @@ ON_NODE=$node CUDA_VISIBLE_DEVICES=4,5 exec "$@"
 """
 SCONTROL = """#!/bin/sh
 case "$*" in
-"show config") echo "TaskPlugin              = task/none" ;;
+"show config") while [ -e "$STATE.busy" ]; do sleep 0.1; done; echo "TaskPlugin              = task/none" ;;
 "show hostnames node[1-2]") echo 127.0.0.1; echo localhost ;;
 "requeue 77") echo requeued >> "$STATE" ;;
 *) echo "scontrol: error: $*" >&2; exit 1 ;;
@@ -91,6 +91,16 @@ def test_all_tasks_of_one_srun_but_the_first_leave_the_work_to_it(job: Path) -> 
 def test_a_cluster_on_one_machine_of_a_job_says_how_to_use_the_others(job: Path) -> None:
     with up(worker=TRAIN, run_dir=job / "run", SLURM_JOB_NUM_NODES="3") as process:
         read_until(process, "[lockstep] this cluster is on this machine alone; --engine slurm has one on all nodes of the job")
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_who_waits_for_an_engine_that_does_not_answer_is_told_so(job: Path) -> None:
+    (busy := job / "state.busy").touch()
+    with up("--engine", "slurm", worker=TRAIN, run_dir=job / "run") as process:
+        read_until(process, "no answer yet from the engine slurm, for ")
+        busy.unlink()
+        read_until(process, "logs:")
         process.terminate()
         process.communicate(timeout=60)
 
