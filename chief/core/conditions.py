@@ -610,11 +610,14 @@ def _remedy(scene: Scene, lost: Sequence[Member]) -> tuple[str, tuple[str, ...]]
     index = one.index if one is not None and scene.at.settings.config.num_workers is not None else None
     start = scene.start_command(index)
     if one is None:
-        return "See whether their processes are stopped (kill -CONT lets them go on), or start others in their place.", start
+        return (
+            "See whether their processes are stopped (kill -CONT lets them go on) or have ended: then start others in their place.",
+            start,
+        )
     if not lease_end(one.lease_s):  # it lives in this process
         return "See what it is busy with.", ()
-    return f"See whether its process is stopped or has ended ({one.where}); let it go on, or start another in its place.", (
-        f"kill -CONT {one.pid}    # if it is stopped",
+    return f"See whether its process is stopped ({one.where}) or has ended: let it go on, or start another in its place.", (
+        f"kill -CONT {one.pid}",
         *start,
     )
 

@@ -2,9 +2,9 @@
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
+from operator import itemgetter
 
 from lockstep.doctor.findings import Finding, fail, ok
 from lockstep.kubernetes.head import LEAST_MINOR
@@ -18,22 +18,25 @@ _MADE = (
     "poddisruptionbudgets.policy",
     "networkpolicies.networking.k8s.io",
 )
-# What some flags of `lockstep k8s render` need, by its group of the API.
-_ADDED = {"jobset.x-k8s.io": "--as jobset", "trainer.kubeflow.org": "--as trainjob", "cert-manager.io": "--cert-manager"}
+# What some flags of `lockstep k8s render` need, by its version of the API.
+_ADDED = {
+    "jobset.x-k8s.io/v1alpha2": "--as jobset",
+    "trainer.kubeflow.org/v1alpha1": "--as trainjob",
+    "cert-manager.io/v1": "--cert-manager",
+}
 _ANSWER_S = 10
 
 
 def kubernetes_findings() -> Iterator[Finding]:
     """Yields findings about the cluster of kubectl's context: whether it answers, its version, who may create what, and what it adds."""
-    if shutil.which("kubectl") is None:
-        yield fail("kubectl", "is not in PATH", "install it: manifests of `lockstep k8s render` go to Kubernetes by it")
-        return
     code, text, complaint = _kubectl("get", "--raw", "/version")
-    if code:
-        yield fail("kubectl", complaint, "choose a cluster that answers: kubectl config get-contexts")
+    try:
+        name, minor = itemgetter("gitVersion", "minor")(json.loads(text))
+        is_old = int(re.sub(r"\D", "", minor)) < LEAST_MINOR  # some say "28+"
+    except (ValueError, TypeError, KeyError):  # something else may answer at that address, such as a proxy's page
+        said = complaint if code else f"its cluster answers as no Kubernetes does: {text.strip()[:80]!r}"
+        yield fail("kubectl", said, "choose a cluster that answers: kubectl config get-contexts")
         return
-    version = json.loads(text)
-    name, is_old = version["gitVersion"], int(re.sub(r"\D", "", version["minor"])) < LEAST_MINOR  # some say "28+"
     advice = f"manifests of `lockstep k8s render` need 1.{LEAST_MINOR} or newer"
     yield fail("kubernetes", name, advice) if is_old else ok("kubernetes", name)
     if refused := [kind for kind in _MADE if _kubectl("auth", "can-i", "create", kind)[0]]:
@@ -41,8 +44,8 @@ def kubernetes_findings() -> Iterator[Finding]:
         yield fail("permissions", f"you may not create {', '.join(refused)}", advice)
     else:
         yield ok("permissions", "you may create all that is rendered, in the namespace of kubectl")
-    groups = {group["name"] for group in json.loads(_kubectl("get", "--raw", "/apis")[1] or '{"groups": []}')["groups"]}
-    yield ok("additions", ", ".join(f"{flag} {'works' if group in groups else 'does not'}" for group, flag in _ADDED.items()))
+    versions = _kubectl("api-versions")[1].split()
+    yield ok("additions", ", ".join(f"{flag} {'works' if one in versions else 'does not'}" for one, flag in _ADDED.items()))
 
 
 def _kubectl(*words: str) -> tuple[int, str, str]:

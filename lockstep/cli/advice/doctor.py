@@ -57,11 +57,11 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     from lockstep.doctor.files import file_findings, role_to_call_as
 
     found = itertools.chain(found, file_findings(security, cluster=cluster))
-    if given[options.ENGINE] == "kubernetes":  # which runs no launcher
-        from lockstep.doctor.kubernetes import kubernetes_findings
+    if given[options.ENGINE]:
+        from lockstep.doctor.engines import engine_findings
 
-        found = itertools.chain(found, kubernetes_findings())
-    elif given[options.HOSTS] or given[options.ENGINE]:
+        found = itertools.chain(found, engine_findings(given))
+    elif given[options.HOSTS]:
         from lockstep.doctor.hosts import host_findings
 
         found = itertools.chain(found, host_findings(given))

@@ -11,6 +11,8 @@ from ps_protocol.process.waiting import SilenceWatch
 
 # Each is a module of this package with a function `engine`.
 ENGINES = ("slurm", "ray", "ray_train", "skypilot", "torchrun", "mpi")
+# These run no launcher: the command that writes what they start a cluster from.
+ELSEWHERE = {"kubernetes": "lockstep k8s render", "systemd": "lockstep systemd"}
 # Variables that say in how many parts a job is, and what makes one cluster of them.
 _PARTS = {
     "SLURM_JOB_NUM_NODES": "--engine slurm has one on all nodes of the job",
@@ -50,6 +52,8 @@ def what_is_left_out(environment: Mapping[str, str]) -> str:
 
 def engine_of(name: str, environment: Mapping[str, str]) -> Engine:
     """Returns an engine by its name, as this process finds it. Raises InvalidSpec where it is unknown, or this is no job of it."""
+    if name in ELSEWHERE:
+        raise InvalidSpec(f"--engine: {name} runs no `lockstep up`; `{ELSEWHERE[name]}` writes what it starts a cluster from")
     if name not in ENGINES:
         raise InvalidSpec(f"--engine: got {name!r}, want {known_names(name, ENGINES)}")
     watch = SilenceWatch()

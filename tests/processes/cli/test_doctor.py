@@ -113,24 +113,45 @@ def test_the_doctor_asks_a_kubernetes_what_it_takes(
     minor: str, can: str, failed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = json.dumps({"major": "1", "minor": minor, "gitVersion": "v1.x"})
-    groups = json.dumps({"groups": [{"name": "batch"}, {"name": "jobset.x-k8s.io"}]})
-    answers = f"*version) echo '{version}';; *apis) echo '{groups}';; *services | *jobs.batch) [ {can} = yes ];;"
-    write_kubectl(tmp_path, f'case "$*" in {answers} esac', monkeypatch)
+    answers = f"*version) echo '{version}';; *api-versions) echo batch/v1; echo jobset.x-k8s.io/v1alpha2;; *services | *jobs.batch) [ {can} = yes ];;"
+    write_program(tmp_path / "kubectl", f'case "$*" in {answers} esac', monkeypatch)
     code, findings = found_by("--engine", "kubernetes")
     assert code == len(failed)
     assert [f"{one['text']}: {one['advice']}" for one in findings if one["verdict"] == "fail"] == failed
     assert findings[-1]["text"] == "--as jobset works, --as trainjob does not, --cert-manager does not"
 
 
-def test_the_doctor_says_why_kubectl_reaches_no_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_kubectl(tmp_path, "echo 'connection refused' >&2; exit 1", monkeypatch)
-    assert found_by("--engine", "kubernetes")[1][-1]["text"] == "connection refused"
-    (tmp_path / "kubectl").unlink()
-    assert found_by("--engine", "kubernetes")[1][-1]["text"] == "is not in PATH"
+@pytest.mark.parametrize(
+    ("engine", "program", "script", "words"),
+    [
+        ("kubernetes", "kubectl", "echo 'connection refused' >&2; exit 1", "kubectl: connection refused"),
+        ("kubernetes", "kubectl", "echo '<html>'", "kubectl: its cluster answers as no Kubernetes does: '<html>'"),
+        ("kubernetes", "kubectl", "echo '{}'", "kubectl: its cluster answers as no Kubernetes does: '{}'"),
+        ("kubernetes", "", "", "kubectl: is not in PATH"),
+        ("systemd", "", "", "systemctl: is not in PATH"),
+        ("systemd", "systemctl", "echo offline; exit 1", "systemd: does not run here: offline"),
+        ("systemd", "systemctl", "echo degraded; exit 1", ""),
+        ("mpi", "", "", "mpirun: is not in PATH"),
+        ("mpi", "mpirun", "echo HYDRA build details:", "mpirun: is of another MPI: HYDRA build details:"),
+        ("mpi", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'", ""),
+        ("torchrun", "", "", "torchrun: is not in PATH"),
+        ("slurm", "", "", "srun: is not in PATH"),
+        ("skypilot", "ssh", "", "hosts: --engine skypilot: this is no task of SkyPilot, in whose `run:` this command belongs"),
+        ("slrm", "", "", "engine: there is no 'slrm'"),
+    ],
+)
+def test_the_doctor_says_before_a_start_what_an_engine_lacks_here(
+    engine: str, program: str, script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography", reason="several hosts need certificates, which the package cryptography makes")
+    write_program(tmp_path / (program or "other"), script, monkeypatch)
+    assert [f"{one['check']}: {one['text']}" for one in found_by("--engine", engine)[1] if one["verdict"] == "fail"] == [
+        *filter(None, [words])
+    ]
 
 
-def write_kubectl(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_program(path: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes one that answers so, and leaves no other in PATH."""
-    (directory / "kubectl").write_text(f"#!/bin/sh\n{script}\n")
-    (directory / "kubectl").chmod(0o755)
-    monkeypatch.setenv("PATH", str(directory))
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path.parent))

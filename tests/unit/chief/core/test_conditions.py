@@ -110,7 +110,7 @@ def test_a_silent_worker_is_amber_with_the_commands_that_wake_or_replace_it() ->
     driver.pass_time(6.0)
     one = headline(driver)
     assert (one.level, one.line) == (AMBER, "Waiting 6 s for worker 1 (silent)")
-    assert one.advice == "See whether its process is stopped (on host-b pid 912); let it go on, or start another in its place."
+    assert one.advice == "See whether its process is stopped (on host-b pid 912) or has ended: let it go on, or start another in its place."
     assert one.commands == ("kill -CONT 912", f"LOCKSTEP_WORKER_INDEX=1 {START}")
 
 
