@@ -113,7 +113,8 @@ def test_the_doctor_asks_a_kubernetes_what_it_takes(
     minor: str, can: str, failed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = json.dumps({"major": "1", "minor": minor, "gitVersion": "v1.x"})
-    answers = f"*version) echo '{version}';; *api-versions) echo batch/v1; echo jobset.x-k8s.io/v1alpha2;; *services | *jobs.batch) [ {can} = yes ];;"
+    known = "batch/v1 jobset.x-k8s.io/v1alpha2"
+    answers = f"*version) echo '{version}';; *api-versions) echo {known};; *services | *jobs.batch) [ {can} = yes ];;"
     write_program(tmp_path / "kubectl", f'case "$*" in {answers} esac', monkeypatch)
     code, findings = found_by("--engine", "kubernetes")
     assert code == len(failed)
