@@ -147,6 +147,10 @@ class Kubernetes:
         """Returns what kubectl prints."""
         return subprocess.run(["kubectl", *words], env=self._environment, capture_output=True, text=True, check=False).stdout
 
+    def complaint(self, *words: str) -> str:
+        """Returns what kubectl says of a mistake, or warns of; empty: nothing."""
+        return subprocess.run(["kubectl", *words], env=self._environment, capture_output=True, text=True, check=False).stderr
+
     def _try(self, *words: str) -> bool:
         return subprocess.run(["kubectl", *words], env=self._environment, capture_output=True, check=False).returncode == 0
 
