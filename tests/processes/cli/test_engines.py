@@ -62,8 +62,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_job_trains_on_its_nodes_with_the_gpus_and_environment_of_its_tasks_and_is_queued_again_when_its_time_is_up(job: Path) -> None:
-    slurm = {"SLURM_GPUS_PER_TASK": "a100:1", "SLURM_TASKS_PER_NODE": "2(x2)"}
-    with up("--engine", "slurm", "--checkpoint-dir", str(job / "kept"), worker=WHERE, run_dir=job / "run", RATE="7", **slurm) as process:
+    slurm = {"SLURM_GPUS_PER_TASK": "a100:1", "SLURM_TASKS_PER_NODE": "2(x2)", "CUDA_VISIBLE_DEVICES": "7"}
+    flags = ("--engine", "slurm", "--host-env", "CUDA_VISIBLE_DEVICES", "--checkpoint-dir", str(job / "kept"))  # nodes have fewer than 8
+    with up(*flags, worker=WHERE, run_dir=job / "run", RATE="7", **slurm) as process:
         lines = read_until(process, "step 5", times=3)
         process.send_signal(signal.SIGUSR1)
         out, _ = process.communicate(timeout=60)
