@@ -399,14 +399,14 @@ class LaunchedCluster:
         """
         start, has_said = time.monotonic(), False
         while not is_there():
-            self._supervisor.poll(timeout_s=0.05)
-            self._check_roles()
             now = time.monotonic()
             if now > start + START_TIMEOUT_S:
                 raise LaunchFailed(f"waited {START_TIMEOUT_S:g} s in vain until {what()}. {process.tail}")
             if now > self._said_at + _SAY_AFTER_S and not has_said:
                 self._note(f"waiting until {what()}, up to {START_TIMEOUT_S:g} s …")
                 self._said_at, has_said = now, True
+            self._supervisor.poll(timeout_s=0.05)
+            self._check_roles()
 
     def _check_roles(self) -> None:
         for process in self.roles:

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from lockstep.launcher.engines.engine import Engine
@@ -40,6 +41,8 @@ def _hosts(path: str, **asked: int) -> tuple[Host, ...]:
 
 
 def _start(environment: Mapping[str, str]) -> "tuple[subprocess.Popen[bytes], str]":
+    if find_spec("ray") is None:
+        raise InvalidSpec(f"--engine ray: {sys.executable} has no Ray; pip install 'lockstep-ps[ray]'")
     # Of a session of its own: it outlives an interrupt, at which the cluster still saves a checkpoint.
     bridge = subprocess.Popen(
         [sys.executable, "-P", "-m", "lockstep.launcher.engines.ray_bridge"],

@@ -242,17 +242,27 @@ def _pass_on(source: int, place: Any) -> None:
 
 def main() -> int:
     """Serves until standard input ends, and prints the socket's path first."""
+    is_over = threading.Event()
+    threading.Thread(target=_see_end, args=(is_over,), name="lockstep-end", daemon=True).start()
     try:
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
-        print("there is no Ray here: start one by `ray start --head`, or name it in RAY_ADDRESS", file=sys.stderr)
+    except (ConnectionError, RayError) as error:
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        print(f"no Ray answers: {why}; start one by `ray start --head`, or name it in RAY_ADDRESS", file=sys.stderr)
         return 2
     bridge = Bridge(for_workers={})
     print(bridge.path, flush=True)
-    sys.stdin.read()
+    is_over.wait()
     bridge.close()
     ray.shutdown()
     return 0
+
+
+def _see_end(is_over: threading.Event) -> None:
+    sys.stdin.read()
+    is_over.set()
+    if not ray.is_initialized():  # which it may try for minutes, and who waited for it has gone
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.Monk
     known = "slurm, ray, ray_train, skypilot, torchrun, mpi"
     assert f"--engine: got 'slrm', want one of {known}; did you mean 'slurm'?" in refusal("--engine", "slrm")
     assert "--engine: kubernetes runs no `lockstep up`; `lockstep k8s render` writes" in refusal("--engine", "kubernetes")
+    assert "has no Ray; pip install 'lockstep-ps[ray]'" in refusal("--engine", "ray"), "the environment of these tests has none"
     wrong = refusal("--engine", "slurm", nodes="other")
     assert wrong == "lockstep up: --engine slurm: scontrol show hostnames other failed: scontrol: error: show hostnames other\n"
     for name, text in {"RANK": "0", "SIZE": "2", "LOCAL_SIZE": "2"}.items():
