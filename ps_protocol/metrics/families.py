@@ -166,9 +166,11 @@ def _servers(shards: Sequence[ServerStatus]) -> Iterator[Family]:
         (labels(ps=str(shard.index), outcome=outcome), getattr(shard.report, f"num_{outcome}"))
         for _, shard in pairs
         if shard.report is not None
-        for outcome in ("made", "evicted", "refused", "unadmitted")
+        for outcome in ("found", "made", "evicted", "refused", "unadmitted")
     ]
-    yield counter("lockstep_shard_keys_total", "Keys that got a row, that lost it, that found none, and that were not admitted", *keys)
+    yield counter(
+        "lockstep_shard_keys_total", "Keys that had a row, that got one, that lost it, that got none, and that were not admitted", *keys
+    )
 
 
 def _processor_time(status: ClusterStatus, workers: Sequence[ParticipantStatus], observers: Sequence[ParticipantStatus]) -> Family:

@@ -45,8 +45,8 @@ _LENGTH_BYTES = 4
 _MAX_PIECES = 1000
 # So often a reader looks for the segments of a cluster that removes them meanwhile.
 _MAX_LOOKS = 100
-# Rows that are digested at a time.
-_DIGESTED_ROWS = 1 << 12
+# Rows in a file have their slots between them, and are copied: so many at a time, for all may be more than there is memory.
+_ROWS_AT_ONCE = 1 << 12
 _EVENTS: Mapping[str, Any] = {re.sub("(?<=.)[A-Z]", r"_\g<0>", event.__name__).lower(): event for event in get_args(Event)}
 _FIELDS: Mapping[type, str] = {event: name for name, event in _EVENTS.items()}
 # What happens to a server's values needs the values.
@@ -84,7 +84,7 @@ class HistoryWriter:
             raise InvalidSpec(f"history: nothing can be written to {str(directory)!r}: {error.strerror}; name another directory") from None
 
     def write(self, event: Event, pieces: Iterable[Array] = ()) -> None:
-        """Appends one event; `pieces` are one-dimensional uint8 arrays, its content. Blocks while it writes."""
+        """Appends one event; `pieces` are arrays, whose bytes are its content. Blocks while it writes."""
         with self._lock:
             if self._has_ended:
                 return
@@ -120,7 +120,14 @@ class HistoryWriter:
         num_bytes = _LENGTH_BYTES + len(message) + content_bytes
         self._make_room(num_bytes)
         # As a rule one system call: a signal cannot kill the process in the middle of it.
-        _write_all(self._file, np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message, np.uint8), *pieces)
+        together = [np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message, np.uint8)]
+        for piece in pieces:
+            for content in _contents(piece):
+                together.append(content)
+                if not piece.flags.c_contiguous:
+                    _write_all(self._file, together)
+                    together = []
+        _write_all(self._file, together)
         self._kept[self._path] += num_bytes
         self._number += 1
 
@@ -245,13 +252,21 @@ def digest(arena: Array, tables: Sequence[Array] = ()) -> str:
     """Returns the digest of a shard's variables: of its arena, then of its tables in their order, as bytes."""
     sha = hashlib.sha256(arena.data)
     for table in tables:
-        # Rows in a file have their slots between them, and are copied; all of them may be more than there is memory.
-        for start in range(0, len(table), _DIGESTED_ROWS):
-            sha.update(table[start : start + _DIGESTED_ROWS].reshape(-1).view(np.uint8).data)
+        for content in _contents(table):
+            sha.update(content.data)
     return sha.hexdigest()
 
 
-def _write_all(file: int, *pieces: Array) -> None:
+def _contents(array: Array) -> Iterator[Array]:
+    """Yields the bytes of an array, in order: in one piece, or copies of some rows where others lie between them."""
+    if array.flags.c_contiguous:
+        yield array.reshape(-1).view(np.uint8)
+    else:
+        for start in range(0, len(array), _ROWS_AT_ONCE):
+            yield array[start : start + _ROWS_AT_ONCE].reshape(-1).view(np.uint8)
+
+
+def _write_all(file: int, pieces: Sequence[Array]) -> None:
     left = deque(piece.data for piece in pieces if piece.nbytes)
     while left:
         written = os.writev(file, [*islice(left, _MAX_PIECES)])

@@ -101,7 +101,7 @@ class History(Protocol):
     """Takes events, in order."""
 
     def write(self, event: Event, pieces: Iterable[Array] = ()) -> None:
-        """Appends one event; `pieces` are one-dimensional uint8 arrays, its content."""
+        """Appends one event; `pieces` are arrays, whose bytes are its content."""
 
 
 def contributed(header: PushHeader, *, shard: int) -> Contributed:

@@ -736,7 +736,7 @@ class GetShardStatusResponse(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., report: _Optional[_Union[ShardReport, _Mapping]] = ..., settings_version: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., slots: _Optional[_Iterable[str]] = ..., damage: _Optional[str] = ..., is_leaving: bool = ...) -> None: ...
 
 class ShardReport(_message.Message):
-    __slots__ = ("allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "num_sharing", "last_apply", "variables_bytes", "slots_bytes", "created_bytes", "cpu", "num_rows", "num_evicted", "num_refused", "num_made", "num_unadmitted", "limit_bytes", "files_bytes")
+    __slots__ = ("allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "num_sharing", "last_apply", "variables_bytes", "slots_bytes", "created_bytes", "cpu", "num_rows", "num_evicted", "num_refused", "num_made", "num_unadmitted", "limit_bytes", "files_bytes", "num_found")
     ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGED_FIELD_NUMBER: _ClassVar[int]
     NUM_PUSHES_FIELD_NUMBER: _ClassVar[int]
@@ -756,6 +756,7 @@ class ShardReport(_message.Message):
     NUM_UNADMITTED_FIELD_NUMBER: _ClassVar[int]
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     FILES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_FOUND_FIELD_NUMBER: _ClassVar[int]
     allocated_bytes: int
     num_staged: int
     num_pushes: int
@@ -775,7 +776,8 @@ class ShardReport(_message.Message):
     num_unadmitted: int
     limit_bytes: int
     files_bytes: int
-    def __init__(self, allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., num_sharing: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., variables_bytes: _Optional[int] = ..., slots_bytes: _Optional[int] = ..., created_bytes: _Optional[int] = ..., cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_rows: _Optional[int] = ..., num_evicted: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_made: _Optional[int] = ..., num_unadmitted: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., files_bytes: _Optional[int] = ...) -> None: ...
+    num_found: int
+    def __init__(self, allocated_bytes: _Optional[int] = ..., num_staged: _Optional[int] = ..., num_pushes: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_duplicates: _Optional[int] = ..., num_nonfinite: _Optional[int] = ..., num_sharing: _Optional[int] = ..., last_apply: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., variables_bytes: _Optional[int] = ..., slots_bytes: _Optional[int] = ..., created_bytes: _Optional[int] = ..., cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_rows: _Optional[int] = ..., num_evicted: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_made: _Optional[int] = ..., num_unadmitted: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., files_bytes: _Optional[int] = ..., num_found: _Optional[int] = ...) -> None: ...
 
 class OpenDataSocketRequest(_message.Message):
     __slots__ = ()

@@ -2153,6 +2153,7 @@ def write_ShardReport(value: ShardReport, message: Any) -> None:
     message.num_evicted = value.num_evicted
     message.num_refused = value.num_refused
     message.num_unadmitted = value.num_unadmitted
+    message.num_found = value.num_found
 
 
 def read_ShardReport(message: Any) -> ShardReport:
@@ -2176,6 +2177,7 @@ def read_ShardReport(message: Any) -> ShardReport:
         num_evicted=message.num_evicted,
         num_refused=message.num_refused,
         num_unadmitted=message.num_unadmitted,
+        num_found=message.num_found,
     )
 
 

@@ -45,7 +45,7 @@ class Plan:
 class NumberedRows:
     """The rows of a table of a size: all are there, and named by their numbers."""
 
-    place_bytes = nbytes_per_row = nbytes = num_made = num_evicted = num_refused = num_unadmitted = 0
+    place_bytes = nbytes_per_row = nbytes = num_found = num_made = num_evicted = num_refused = num_unadmitted = 0
 
     def __init__(self, piece: VariableSlice, budget: MemoryBudget) -> None:
         self.num_rows = self.max_rows = piece.stop - piece.start
@@ -94,8 +94,8 @@ class NumberedRows:
 class KeyedRows:
     """The rows of a slice of a keyed table; of those that there may be, the first `num_rows` are in use.
 
-    Their memory takes none until it is used. The counters are of all steps: rows that were made, those whose place went to another key,
-    keys that found none, and keys that were not admitted.
+    Their memory takes none until it is used. The counters are of all steps: keys that had a row, rows that were made, those whose place
+    went to another key, keys that found none, and keys that were not admitted.
     """
 
     # A key's place in the index, of which 25 to 70 % are taken; while a larger one is made there are two.
@@ -110,7 +110,7 @@ class KeyedRows:
         self._seed = initializer.seed if initializer is not None else 0
         most = min(MAX_ROWS, MAX_TENSOR_BYTES // max(1, piece.row_bytes))
         self.max_rows = min(most, spec.max_rows or most)
-        self.num_made = self.num_evicted = self.num_refused = self.num_unadmitted = 0
+        self.num_found = self.num_made = self.num_evicted = self.num_refused = self.num_unadmitted = 0
         self._index = KeyIndex(self.allocate("keys", _KEY_DTYPE.itemsize).view(_KEY_DTYPE))
         self._buckets = RowBuckets(piece, spec.max_rows, self._growing) if spec.max_rows else None
         # By row, the step that used it last, modulo 2^32.
@@ -213,9 +213,11 @@ class KeyedRows:
         self.add(keys[plan.new[:num_added]])
         if plan.evicted.size:
             self._index.replace(plan.evicted, keys[plan.new[num_added:]])
+        num_without = int(np.count_nonzero(plan.numbers < 0))
+        self.num_found += plan.numbers.size - plan.begins.size - num_without
         self.num_made += plan.new.size
         self.num_evicted += plan.evicted.size
-        self.num_refused += int(np.count_nonzero(plan.numbers < 0))
+        self.num_refused += num_without
         if self._use.size:
             self._use[plan.numbers[plan.numbers >= 0]] = step & _STEP_BITS
 

@@ -193,8 +193,10 @@ class Table:
         self._budget.reserve(num_bytes, purpose=f"{keys.size} rows of variable {self.piece.variable.name!r}")
         self._counted_bytes += num_bytes
         self.await_rows(keys.size)
-        self.rows.add(keys)
-        self.await_rows(-keys.size)
+        try:
+            self.rows.add(keys)
+        finally:
+            self.await_rows(-keys.size)
         return first, chosen
 
     def take_counters(self, piece: VariableSlice, counters: Array, *, where: str) -> None:

@@ -512,6 +512,7 @@ class ServedShard:
                     files_bytes=sum(table.files_bytes for table in keyed),
                     created_bytes=self._creation.progress[0] if self._creation else 0,
                     num_rows=sum(table.num_rows for table in keyed),
+                    num_found=sum(table.rows.num_found for table in keyed),
                     num_made=sum(table.rows.num_made for table in keyed),
                     num_evicted=sum(table.rows.num_evicted for table in keyed),
                     num_refused=sum(table.rows.num_refused for table in keyed),
@@ -930,7 +931,7 @@ class ShardHistory:
             hidden=now.hidden,
             from_epoch=from_epoch,
         )
-        writer.write(state, [tensor.content for tensor in now.tensors()])
+        writer.write(state, [tensor.memory for tensor in now.tensors()])
         self._num_bytes = 0
 
 

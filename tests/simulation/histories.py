@@ -25,7 +25,7 @@ class SimulatedHistory:
         """Appends one record; begins a segment, and drops the oldest, as a file does."""
         if self._num_kept and len(self._segments[-1]) >= self._num_kept // 2 and can_begin(event):
             self._segments = [*self._segments[-1:], []]
-        content = np.concatenate([np.empty(0, np.uint8), *pieces])
+        content = np.frombuffer(b"".join(piece.tobytes() for piece in pieces), np.uint8)
         event = codec.decode(type(event), codec.encode(event))
         self._segments[-1].append(Record(event=event, number=self._number, content=content))
         self._number += 1

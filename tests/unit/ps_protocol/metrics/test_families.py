@@ -115,12 +115,13 @@ def test_processor_time_of_all_roles_is_one_family() -> None:
 
 
 def test_a_table_with_keys_has_its_rows_and_what_became_of_keys() -> None:
-    report = ShardReport(num_rows=5, num_made=9, num_evicted=4, num_refused=2, num_unadmitted=7, files_bytes=1 << 20)
+    report = ShardReport(num_rows=5, num_found=3, num_made=9, num_evicted=4, num_refused=2, num_unadmitted=7, files_bytes=1 << 20)
     found = cluster_exported(cluster_status(shards=(server_status(0, report=report), server_status(1))))
     assert value(found, "lockstep_shard_rows", ps="0") == 5
     assert value(found, "lockstep_shard_files_bytes", ps="0") == 1 << 20
     keys = found["lockstep_shard_keys_total"].samples["lockstep_shard_keys_total"]
     assert {(dict(where)["ps"], dict(where)["outcome"]): count for where, count in keys.items()} == {
+        ("0", "found"): 3,
         ("0", "made"): 9,
         ("0", "evicted"): 4,
         ("0", "refused"): 2,

@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,22 @@ def test_the_records_of_a_history_are_read_back_as_written_without_the_workers_s
     assert [record.content.tobytes() for record in others[:3]] == [content.tobytes(), b"", content.tobytes()]
     assert not chronicle.is_torn and not chronicle.is_cut
     assert events.contributed(replace(header, secret=5), shard=1).header.secret == 0
+
+
+def test_rows_with_others_between_them_are_written_whole_and_few_are_copied_at_a_time(tmp_path: Path) -> None:
+    memory = np.arange(80_000 * 8, dtype=np.float32).reshape(80_000, 8)
+    values, slots, scalar = memory[:, :4], memory[:, 4:], np.array(3.0, np.float32)
+    writer = HistoryWriter(tmp_path, role="ps-1")
+    tracemalloc.start()
+    writer.write(events.Created(spec=_spec(), process=77), [scalar, values, slots])
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    writer.write(_STEP)
+    writer.close()
+    _, created, step = _only(tmp_path).records
+    assert created.content.tobytes() == scalar.tobytes() + values.tobytes() + slots.tobytes()
+    assert step.event == _STEP
+    assert peak_bytes < values.nbytes / 4
 
 
 @pytest.mark.parametrize("num_bytes", [1, 3, 4, 12])

@@ -170,6 +170,7 @@ def test_rows_that_were_not_used_lately_make_room_and_begin_anew() -> None:
     for step in range(20, 60):
         _step(table, np.concatenate([keys[:30], keys[100 + 5 * (step - 20) : 105 + 5 * (step - 20)]]), step=step)
     assert (table.num_rows, table.rows.num_evicted, table.rows.num_refused) == (100, 90 + 200 - 100, 0)
+    assert table.rows.num_found == 59 * 30, "of every step but the first"
     assert isinstance(table.rows, KeyedRows)
     known = table.rows.find(keys, step=60)
     assert (known[:30] >= 0).all(), "what every step uses stays"
@@ -500,6 +501,19 @@ def test_a_disk_without_room_refuses_rows_before_any_is_made(tmp_path: Path, mon
     with pytest.raises(LimitExceeded, match="its disk has no room"):
         # Else a reader of a key without a row would end the process on a disk in memory.
         _table(budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path, owner="ps 0")))
+
+
+def test_a_disk_keeps_no_room_for_rows_that_a_file_could_not_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = _table("adagrad", budget=MemoryBudget(None, owner="ps 0", make_file=partial(TableFile, directory=tmp_path, owner="ps 0")))
+    asked = list[int]()
+    monkeypatch.setattr(table.rows.file, "reserve", asked.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(table.rows, "max_rows", 100)
+        with pytest.raises(LimitExceeded, match="100 at most on one parameter server"):
+            table.extend(spread(np.arange(101)))
+    table.await_rows(7)
+    assert asked[-1] == 7 * 2 * 8 * WIDTH
+    table.release()
 
 
 def test_every_page_of_a_row_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
