@@ -26,6 +26,8 @@ from ps_protocol.roles.checkpoint import Checkpoint
 
 # The key, in the metadata of a file with slots, of the checkpoint's manifest and of each shard file's metadata and tensor names.
 ORIGIN = "lockstep"
+# Of the rows that a Parquet file has in one group.
+_GROUP_BYTES = 16 << 20
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +51,37 @@ def export(
     path: Path,
     *,
     has_slots: bool = False,
+    variable: str = "",
     on_read: Callable[[int], None] = lambda num_bytes: None,
 ) -> tuple[str, ...]:
-    """Writes all variables of a checkpoint, each whole, to a file ending in .npz or .safetensors, and returns their names.
+    """Writes all variables of a checkpoint, each whole, to a file ending in .npz, .safetensors or .parquet, and returns their names.
 
     `has_slots`: also writes the optimizers' slots and the averages, for example as "w@velocity", and to a .safetensors file what is needed
     to make the checkpoint again (`ORIGIN`). Holds at most one slice in memory. A .npz file takes twice its size on disk while it is
     written, and stores bfloat16 as float32, because NumPy has no bfloat16. An existing file is replaced once the new one is complete.
     A table with keys has the rows of all slices one after the other, and their keys as another tensor, for example "users@row keys". Rows
     that are gone by their age are left out, unless `has_slots`.
+    `variable`: only this one. A .parquet file has one table, without slots, as columns `key` (of one without keys, the row's number) and
+    `row`, a list of fixed size; bfloat16 is float32 there too.
     `on_read` is called with the number of bytes each time some of the checkpoint have been read. Raises InvalidSpec, DataLoss if the
     checkpoint is damaged, and OSError.
     """
-    write = {".npz": _write_npz, ".safetensors": _write_safetensors}.get(path.suffix)
+    write = {".npz": _write_npz, ".safetensors": _write_safetensors, ".parquet": _write_parquet}.get(path.suffix)
     if write is None:
-        raise InvalidSpec(f"{path}: want a name that ends in .npz or .safetensors")
+        raise InvalidSpec(f"{path}: want a name that ends in .npz, .safetensors or .parquet")
+    known = {placed.slice.variable.name: placed.slice.variable for placed in checkpoint.placement}
+    if write is _write_parquet:
+        check_pyarrow()
+        tables = [name for name, one in known.items() if one.is_sparse]
+        if not variable and len(tables) == 1:
+            variable = tables[0]
+        if has_slots or variable not in tables:
+            raise InvalidSpec(f"{path}: a Parquet file has one table, without slots; choose one: {', '.join(tables) or 'there is none'}")
+    if variable and variable not in known:
+        raise InvalidSpec(f"checkpoint {checkpoint.tag} has no variable {variable!r}; it has {', '.join(known)}")
     with folded(storage, checkpoint, directory=path.parent, on_read=on_read) as (full_storage, full):
         there = {} if has_slots else _rows_there(full_storage, full)
-        wholes, origin = _wholes(full_storage, full, there, has_slots=has_slots)
+        wholes, origin = _wholes(full_storage, full, there, has_slots=has_slots, variable=variable)
         if not wholes:
             raise InvalidSpec(f"checkpoint {checkpoint.tag} has no variables")
         about = {ORIGIN: json.dumps(origin)} if has_slots and write is _write_safetensors else {}
@@ -148,7 +163,7 @@ def _num_rows(entry: TensorEntry, kept: Array | None) -> int:
 
 
 def _wholes(
-    storage: CheckpointStorage, checkpoint: Checkpoint, there: Mapping[str, Array], *, has_slots: bool
+    storage: CheckpointStorage, checkpoint: Checkpoint, there: Mapping[str, Array], *, has_slots: bool, variable: str = ""
 ) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
     """Returns the tensors to export by name, with their whole shapes (all slices joined), and the checkpoint's `ORIGIN`."""
     wholes: dict[str, TensorEntry] = {}
@@ -159,7 +174,7 @@ def _wholes(
             shards.append({"metadata": dict(reader.metadata), "tensors": [entry.name for entry in reader.tensors]})
             for entry in reader.tensors:
                 part = parts(entry.name)
-                if part is None or (part.part not in ("", KEYS_PART) and not has_slots):
+                if part is None or (part.part not in ("", KEYS_PART) and not has_slots) or variable not in ("", part.piece.variable.name):
                     continue
                 is_keyed = part.piece.variable.keys is not None
                 if entry.shape != part.piece.shape and not is_keyed:
@@ -212,9 +227,41 @@ def _write_npz(joined: Path, arrays: Mapping[str, Array], path: Path) -> None:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    plain: Any = array.astype(np.float32) if array.dtype.name == DataType.BFLOAT16.value else array
-                    np.lib.format.write_array(member, np.asarray(plain), allow_pickle=False)
+                    np.lib.format.write_array(member, np.asarray(_plain(array)), allow_pickle=False)
         temporary.replace(path)
+
+
+def check_pyarrow() -> None:
+    """Raises InvalidSpec unless pyarrow is installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401 (an extra, which nothing else needs)
+    except ModuleNotFoundError:
+        raise InvalidSpec("a .parquet file needs the package pyarrow: pip install 'lockstep-ps[parquet]'") from None
+
+
+def _write_parquet(joined: Path, arrays: Mapping[str, Array], path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    # The keys' name is the longer one.
+    names = sorted(arrays, key=len)
+    rows = arrays[names[0]].reshape(len(arrays[names[0]]), math.prod(arrays[names[0]].shape[1:]))
+    keys = arrays[names[1]] if len(names) > 1 else np.arange(len(rows))
+    row_type = pa.list_(pa.from_numpy_dtype(_plain(rows[:0]).dtype), rows.shape[1])
+    schema = pa.schema([("key", pa.from_numpy_dtype(keys.dtype)), ("row", row_type)])
+    num_at_once = max(1, _GROUP_BYTES // (rows[:1].nbytes or 1))
+    with temporary_beside(path) as temporary:
+        with ParquetWriter(temporary, schema) as writer:
+            for start in range(0, len(rows), num_at_once):
+                part = slice(start, start + num_at_once)
+                values = pa.FixedSizeListArray.from_arrays(pa.array(_plain(rows[part]).reshape(-1)), type=row_type)
+                writer.write_table(pa.table([pa.array(keys[part]), values], schema))
+        temporary.replace(path)
+
+
+def _plain(array: Array) -> Array:
+    """Returns an array of a type that other programs know."""
+    return array.astype(np.float32) if array.dtype.name == DataType.BFLOAT16.value else array
 
 
 @contextmanager

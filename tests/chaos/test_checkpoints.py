@@ -3,15 +3,20 @@
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors import safe_open
 
+from lockstep.__main__ import main
+from lockstep.checkpoint_changes import Changes
 from ps_protocol.checkpoint.catalog import list_checkpoints, verify_checkpoint
 from ps_protocol.checkpoint.storage import LocalStorage
 from tests.chaos import claims, table_worker
@@ -19,6 +24,8 @@ from tests.chaos.cluster import Cluster, Event
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
 from tests.chaos.test_servers import PS_TARGET_S
+from tests.unit.lockstep.cli.test_checkpoint import read_npz, read_safetensors
+from tests.unit.lockstep.test_deltas import serve
 
 pytestmark = pytest.mark.timeout(200)
 MANIFEST = "MANIFEST.json"
@@ -95,6 +102,51 @@ def _assert_deltas_lost_nothing(cluster: Cluster) -> None:
     assert any(one.checkpoint.bases for one in kept) and kept[-1].checkpoint.step == cluster.plan.max_steps
     for one in kept:
         verify_checkpoint(LocalStorage(cluster.checkpoints), one.checkpoint)
+
+
+def test_who_takes_the_changes_has_what_an_export_has_although_chief_server_and_who_writes_them_are_killed(
+    start: Started, tmp_path: Path
+) -> None:
+    cluster, out = start(replace(DELTAS, max_steps=ENDLESS, pace_s=0.1)), tmp_path / "out"
+    place = ("--checkpoint-dir", str(cluster.checkpoints))
+    command = [sys.executable, "-m", "lockstep", "checkpoint", "changes", str(out), "--follow", *place]
+
+    def await_more() -> None:
+        before = len(list(out.glob("*.safetensors")))
+        cluster.await_(lambda: len(list(out.glob("*.safetensors"))) > before + 1, what="changes are written")
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
+        await_more()
+        for name in ("chief", "ps 1"):
+            cluster.kill(name)
+            cluster.restart(name)
+            await_more()
+        first.kill()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as second:
+        await_more()
+        second.kill()
+    last = cluster.finish()
+    assert main(["checkpoint", "changes", str(out), *place]) == 0
+    served, since, num_deltas = dict[str, Any](), "", 0
+    for path in sorted(out.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns):
+        with safe_open(path, "numpy") as file:
+            about = file.metadata()
+            assert about.get("since", since) == since, "none is missing"
+            one = Changes(
+                tag=about["tag"],
+                step=int(about["step"]),
+                cluster=about["cluster"],
+                since=about.get("since", ""),
+                arrays=read_safetensors(path),
+            )
+        serve(served, one)
+        since, num_deltas = one.tag, num_deltas + bool(one.since)
+    assert num_deltas >= 4 and one.step == last
+    assert main(["checkpoint", "export", str(tmp_path / "all.npz"), *place]) == 0
+    exported = read_npz(tmp_path / "all.npz")
+    keyed = dict(zip(exported.pop("keyed@row keys").tolist(), exported.pop("keyed").tolist(), strict=True))
+    assert served.pop("keyed") == keyed
+    assert {name: values.tobytes() for name, values in served.items()} == {name: values.tobytes() for name, values in exported.items()}
 
 
 @pytest.mark.parametrize("failure", ["error:enospc", "error:eio"])

@@ -4,12 +4,11 @@ import argparse
 import dataclasses
 import os
 import sys
-import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from lockstep.checkpoint_changes import ChangesDirectory
+from lockstep.checkpoint_changes import write_changes
 from lockstep.checkpoint_export import export
 from lockstep.checkpoint_fold import folded
 from lockstep.checkpoint_import import import_checkpoint
@@ -27,9 +26,6 @@ from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.checkpoint import check_tag
 from ps_protocol.roles.shard import CheckpointFile
 from worker_client.session.changes import await_checkpoint
-
-# How often `checkpoint changes --follow` looks for new ones.
-_LOOK_EVERY_S = 0.5
 
 
 def add_checkpoint_save_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +48,9 @@ def add_checkpoint_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_checkpoint_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `checkpoint export`."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="file to write, its name ending in .npz or .safetensors")
+    parser.add_argument("file", type=Path, metavar="FILE", help="file to write, its name ending in .npz, .safetensors or .parquet")
     parser.add_argument("--tag", default="", metavar="TAG", help="which checkpoint (default: the newest)")
+    parser.add_argument("--variable", default="", metavar="NAME", help="only this variable; a .parquet file has one table")
     parser.add_argument("--slots", action="store_true", help="also the optimizers' slots and the moving averages")
     _add_place(parser)
 
@@ -151,7 +148,7 @@ def run_checkpoint_export(arguments: argparse.Namespace) -> Answer:
         raise InvalidSpec(f"{arguments.file}: its directory is not there, or cannot be written to; choose another FILE")
     with shown(f"exporting {found.checkpoint.tag}", is_bytes=True) as progress:
         on_read = partial(progress.advance, total=found.checkpoint.num_bytes_to_read)
-        names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots, on_read=on_read)
+        names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots, variable=arguments.variable, on_read=on_read)
     fields = {"file": str(arguments.file), "tag": found.checkpoint.tag, "step": found.checkpoint.step, "tensors": [*names]}
     words = f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}"
     return Answer(words=words, fields=fields)
@@ -166,17 +163,20 @@ def run_checkpoint_changes(arguments: argparse.Namespace) -> Answer:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSpec(f"{directory}: {error.strerror}; choose another DIR") from None
-    changes = ChangesDirectory(storage, directory, cluster=_cluster_of(arguments))
     if arguments.follow:
         exit_at_sigterm()
-    while True:
-        for one in changes.write_new(on_skipped=lambda words: print(f"skipped {words}", file=sys.stderr)):
-            written.append({"file": str(one.path), "tag": one.checkpoint.tag, "step": one.checkpoint.step, "since": one.since})
-            if arguments.follow:
-                print(_words_of_changes(written.pop()), flush=True)
-        if not arguments.follow:
-            return Answer(words="\n".join(map(_words_of_changes, written)) or "nothing is new", fields={"files": written})
-        time.sleep(_LOOK_EVERY_S)  # polls: a directory or an object store tells nobody of a new checkpoint
+    found = write_changes(
+        storage,
+        directory,
+        cluster=_cluster_of(arguments),
+        follows=arguments.follow,
+        on_skipped=lambda words: print(f"skipped {words}", file=sys.stderr),
+    )
+    for path, one in found:
+        written.append({"file": str(path), "tag": one.tag, "step": one.step, "since": one.since})
+        if arguments.follow:
+            print(_words_of_changes(written.pop()), flush=True)
+    return Answer(words="\n".join(map(_words_of_changes, written)) or "nothing is new", fields={"files": written})
 
 
 def _words_of_changes(one: dict[str, object]) -> str:

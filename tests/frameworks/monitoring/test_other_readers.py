@@ -1,6 +1,7 @@
 """Lockstep's exports in others' readers: Prometheus' client, TensorBoard's own reader, OpenTelemetry's SDK."""
 
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,16 +11,22 @@ import numpy as np
 import pytest
 
 import lockstep
+from lockstep import checkpoint_export
+from lockstep.__main__ import main
 from lockstep.in_process import InProcessCluster
 from lockstep.tensorboard import TensorBoardWriter
+from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.metrics.exposition import exposition, gauge, labels, process_families
 from ps_protocol.metrics.families import cluster_families, shard_families
 from ps_protocol.roles.chief import StepTotals
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
+from ps_server.serving.local import InProcessShard
+from tests.contract.shard.test_checkpoints import model_of
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 from tests.support.cluster.here import ServedCluster
 from tests.support.cluster.shape import Shape
+from tests.support.parameter_servers.sharded_training import ShardedTraining
 
 
 @pytest.fixture
@@ -94,3 +101,33 @@ def test_the_sdk_of_opentelemetry_exports_spans_of_steps(cluster: ServedCluster)
     parts = [span for span in spans if span.parent is not None and span.parent.span_id == steps[1].context.span_id]
     assert {"lockstep.read", "lockstep.compute", "lockstep.push", "lockstep.await_token"} <= {span.name for span in parts}
     assert all(steps[1].start_time <= span.start_time <= span.end_time <= steps[1].end_time for span in parts)
+
+
+@pytest.mark.parametrize("name", ["clicks", "words"])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_pyarrow_reads_a_table_of_a_chain_of_deltas_as_numpy_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int, name: str
+) -> None:
+    """Keys, or numbers of rows, and rows; in several groups."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    monkeypatch.setattr(checkpoint_export, "_GROUP_BYTES", 100)
+    place = LocalStorage(tmp_path / "checkpoints")
+    shards = [InProcessShard(index=index, storage=place) for index in range(num_shards)]
+    training = ShardedTraining(shards=shards, model=model_of("adagrad"), checkpoint_dir=place.place)
+    training.create()
+    base = None
+    for tag in ("full", "delta", "newest"):
+        training.train(2)
+        base = training.save(tag, base=base, has_deltas=True)
+    for file, words in (("t.parquet", ["--variable", name]), ("all.npz", [])):
+        assert main(["checkpoint", "export", str(tmp_path / file), *words, "--tag", "newest", "--checkpoint-dir", place.place]) == 0
+    with zipfile.ZipFile(tmp_path / "all.npz") as archive:
+        rows, *keys = [
+            np.lib.format.read_array(archive.open(member), allow_pickle=False)
+            for member in (f"{name}.npy", f"{name}@row keys.npy")
+            if member in archive.namelist()
+        ]
+    read = parquet.read_table(tmp_path / "t.parquet")
+    assert parquet.ParquetFile(tmp_path / "t.parquet").num_row_groups > 1
+    np.testing.assert_array_equal(read["key"].to_numpy(), keys[0] if keys else np.arange(len(rows)))
+    np.testing.assert_array_equal(np.array(read["row"].to_pylist(), np.float32), rows)

@@ -3,11 +3,13 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lockstep.__main__ import main
+from lockstep.checkpoint_changes import Changes, changes
 from ps_protocol.checkpoint.catalog import find_checkpoint, list_checkpoints, prune
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import CheckpointNotFound
@@ -196,6 +198,74 @@ def test_who_takes_the_changes_of_each_checkpoint_once_has_all_rows_of_the_last(
         np.testing.assert_array_equal(row, rows[known.index(key)])
 
 
+def serve(served: dict[str, Any], one: Changes) -> None:
+    """Takes over what has changed, as who serves tables does."""
+    if not one.since:
+        served.clear()
+    for name, array in one.arrays.items():
+        name, _, part = name.partition("@")
+        if part == "row keys":
+            served.setdefault(name, {}).update(zip(array.tolist(), one.arrays[name].tolist(), strict=True))
+        elif part == "gone keys":
+            for key in array.tolist():
+                del served[name][key]
+        elif part == "row numbers":
+            served[name][array] = one.arrays[name]
+        elif f"{name}@row numbers" not in one.arrays and f"{name}@row keys" not in one.arrays:
+            served[name] = array.copy()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_rows": None, "max_age_steps": 2}], ids=["bounded", "aging"])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_who_begins_again_with_the_tag_of_the_last_changes_gets_each_once_and_the_keys_that_are_gone(
+    place: LocalStorage, tmp_path: Path, num_shards: int, options: dict[str, Any]
+) -> None:
+    shards = [InProcessShard(index=index, storage=place) for index in range(num_shards)]
+    training = ShardedTraining(shards=shards, model=evicting_model(**options), checkpoint_dir=place.place)
+    training.create()
+    training.train(2)
+    base = training.save("step-000000002", has_deltas=True)
+    again, lasting, num_gone = dict[str, Any](), dict[str, Any](), 0
+    follower = changes(place, follows=True)
+    (first,) = changes(place.place)
+    serve(again, first)
+    serve(lasting, next(follower))
+    since = first.tag
+    for num_steps in (1, 2, 1, 1, 3):
+        training.train(num_steps)
+        base = training.save(f"step-{training.step:09}", base=base)
+        if num_steps == 2:
+            continue  # the next call has two
+        for one in changes(place.place, since=since):
+            assert one.since == since, "what rests on the last has what changed alone"
+            serve(again, one)
+            num_gone += one.arrays["recent@gone keys"].size
+            since = one.tag
+            one = next(follower)
+            assert one.tag == since
+            serve(lasting, one)
+    assert since == base.tag and num_gone
+    assert [*changes(place.place, since=since)] == []
+    assert run("export", str(tmp_path / "all.npz"), place=place) == 0
+    exported = read_npz(tmp_path / "all.npz")
+    rows = dict(zip(exported.pop("recent@row keys").tolist(), exported.pop("recent").tolist(), strict=True))
+    for served in (again, lasting):
+        assert served.pop("recent") == rows
+        assert served.keys() == exported.keys()
+        for name, values in served.items():
+            np.testing.assert_array_equal(values, exported[name])
+
+
+def test_changes_since_a_checkpoint_that_is_gone_are_all_of_the_newest(place: LocalStorage) -> None:
+    _, chain = trained(place)
+    (one,) = changes(place.place, since="step-000000001")
+    assert (one.tag, one.step, one.since) == (chain[-1].tag, 5, "")
+    assert [(each.tag, each.since) for each in changes(place, since=chain[0].tag)] == [
+        (chain[1].tag, chain[0].tag),
+        (chain[2].tag, chain[1].tag),
+    ]
+
+
 def test_changes_after_a_checkpoint_that_cannot_be_read_have_all_rows(
     place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,9 +279,9 @@ def test_changes_after_a_checkpoint_that_cannot_be_read_have_all_rows(
     ((tag, changed),) = take(tmp_path / "out", place)
     assert tag == "step-000000007" and changed["words"].shape == (40, 3) and "words@row numbers" not in changed
     assert f"skipped {lost.tag}: {lost.tag}/{lost.files[0].name}: sha256 mismatch" in capsys.readouterr().err
-    (tmp_path / "out" / "LAST.json").write_text("{}")
+    (tmp_path / "out" / "LAST").write_text("{}")
     assert run("changes", str(tmp_path / "out"), place=place) == 1
-    assert "LAST.json: it is not what was written; remove it" in capsys.readouterr().err
+    assert "LAST: it is not what was written; remove it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("below", [(), ("out",), ("step-000000002", "out")])

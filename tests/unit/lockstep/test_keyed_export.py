@@ -1,5 +1,6 @@
 """Exported files of models that have a table with keys: all of its rows, each with its key as the program has it."""
 
+import sys
 import zipfile
 from pathlib import Path
 
@@ -47,3 +48,24 @@ def test_such_a_file_is_not_imported_and_the_error_says_so(tmp_path: Path) -> No
     export(storage, training.save("t"), file, has_slots=True)
     with pytest.raises(InvalidSpec, match="'clicks' is a table with keys, which is not imported"):
         import_checkpoint(file, storage)
+
+
+def test_a_parquet_file_has_one_table_and_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage(str(tmp_path / "checkpoints"))
+    training = ShardedTraining(
+        shards=[InProcessShard(index=0, storage=storage)], model=model_of("sgd"), checkpoint_dir=str(tmp_path / "checkpoints")
+    )
+    training.create()
+    checkpoint, file = training.save("t"), tmp_path / "t.parquet"
+    with monkeypatch.context() as patch:
+        patch.setattr("lockstep.checkpoint_export.check_pyarrow", lambda: None)
+        for name, has_slots in (("w", False), ("", False), ("clicks", True)):
+            with pytest.raises(InvalidSpec, match="one table, without slots; choose one: "):
+                export(storage, checkpoint, file, has_slots=has_slots, variable=name)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(InvalidSpec, match=r"needs the package pyarrow: pip install 'lockstep-ps\[parquet\]'"):
+        export(storage, checkpoint, file, variable="clicks")
+    with pytest.raises(InvalidSpec, match="no variable 'v'; it has "):
+        export(storage, checkpoint, tmp_path / "t.npz", variable="v")
+    assert export(storage, checkpoint, tmp_path / "t.npz", variable="clicks") == ("clicks@row keys", "clicks")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "t.npz"]
