@@ -8,7 +8,8 @@ model.compile(optimizer=lockstep.keras.Optimizer(session, keras.optimizers.Adam(
 model.fit(x, y, callbacks=[lockstep.keras.StopWhenFinished(session)])
 
 `optimizer` sends gradients to the servers, `formulas` has the servers' formula for each of Keras' optimizers, `variables` turns variables
-into named arrays and back, and `callbacks` is for training steps that cannot run eagerly: with it, each worker runs its own optimizer.
+into named arrays and back, `rows` is a layer on a table of the servers, and `callbacks` is for training steps that cannot run eagerly: with
+it, each worker runs its own optimizer.
 """
 
 try:
@@ -18,5 +19,6 @@ except ImportError as error:
 
 from lockstep.keras.callbacks import AverageUpdates, StopWhenFinished
 from lockstep.keras.optimizer import Optimizer
+from lockstep.keras.rows import TableRows
 
-__all__ = ["AverageUpdates", "Optimizer", "StopWhenFinished"]
+__all__ = ["AverageUpdates", "Optimizer", "StopWhenFinished", "TableRows"]

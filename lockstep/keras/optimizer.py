@@ -11,6 +11,7 @@ import worker_client
 from lockstep.contributing import OVERWRITTEN, AddedGradients, check_connected, join, left_out, trains_no_more, until_counted
 from lockstep.errors import InvalidSpec
 from lockstep.keras import formulas
+from lockstep.keras.rows import TableRows
 from lockstep.keras.variables import are_equal, check_floats, gradient_of, names_of, numbers_of, value_of
 from ps_protocol.model.variables import Array
 from worker_client.session.session import Session
@@ -24,9 +25,13 @@ NO_DECAY = "no decay"
 class _Training:
     """The session's side of the optimizer: the cluster's variables for those of the model, their optimizers, and contributions."""
 
-    def __init__(self, session: Session, optimizer: Any, variables: Sequence[Any] | None, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, session: Session, optimizer: Any, variables: Sequence[Any] | None, tables: Sequence[TableRows], options: Mapping[str, Any]
+    ) -> None:
         self.session, self.optimizer = session, optimizer
         self._of_all_phases = variables
+        # By the variable that has the rows of a batch, which is none of the cluster's.
+        self._tables = {id(layer.rows): layer for layer in tables}
         self._phase, self._left_out = 0, dict[str, None]()
         self._options = {**formulas.limits_of(optimizer), **options}
         self.variables: list[Any] = []
@@ -43,11 +48,12 @@ class _Training:
 
         Returns whether the values are unchanged.
         """
-        present = list(variables if self._of_all_phases is None else self._of_all_phases)
+        own = [variable for variable in variables if id(variable) not in self._tables]
+        present = [one for one in (variables if self._of_all_phases is None else self._of_all_phases) if id(one) not in self._tables]
         names = names_of(present)
         check_floats(names, present)
         known = {id(variable): name for variable, name in zip(present, names, strict=True)}
-        for variable in variables:
+        for variable in own:
             if id(variable) not in known:
                 raise InvalidSpec(f"variables: {variable.path!r} is trained and is not among them; give all that any phase trains")
         values = {name: value_of(variable) for name, variable in zip(names, present, strict=True)}
@@ -61,14 +67,17 @@ class _Training:
             is_decayed = bool(decays(variable))
             given[name] = values[name] if is_decayed else worker_client.Variable(values[name], optimizer=specs[False].in_group(NO_DECAY))
         self._rate, self._has_groups = learning_rate, any(isinstance(one, worker_client.Variable) for one in given.values())
+        given |= {layer.name: layer.table for layer in self._tables.values()}
         named = type(self.optimizer).__name__
         join(self.session, given, optimizer=specs[True], options=self._options, call="Optimizer(session, …", named=named)
         self._phase = self.session.phase
         self.variables, self._names = present, known
         self.refresh()  # those that are frozen in this phase, too
-        self.variables, self._names = list(variables), {id(variable): known[id(variable)] for variable in variables}
+        self.variables, self._names = list(variables), {id(variable): known[id(variable)] for variable in own}
         self._left_out = left_out(self.session, self._names.values())
-        self._smallest = min(variables, key=lambda variable: values[known[id(variable)]].size, default=None)
+        for layer in self._tables.values():
+            layer.session = self.session
+        self._smallest = min(own, key=lambda variable: values[known[id(variable)]].size, default=None)
         return are_equal(values, self._values)
 
     def refresh(self) -> None:
@@ -84,8 +93,11 @@ class _Training:
         smallest = self._smallest
         if smallest is not None and not np.array_equal(value_of(smallest), self._values[self._names[id(smallest)]], equal_nan=True):
             self._warn_once(OVERWRITTEN.format("variables, as set_weights() and restore_best_weights do"))
-        named: dict[str, Array | None] = {**self._left_out, **dict.fromkeys(self._names.values())}
+        named: dict[str, Array | worker_client.IndexedSlices | None] = {**self._left_out, **dict.fromkeys(self._names.values())}
         for variable, gradient in zip(self.variables if variables is None else variables, gradients, strict=True):
+            if (layer := self._tables.get(id(variable))) is not None:
+                named[layer.name] = layer.take_gradient(gradient, scale=scale)
+                continue
             name = self._names.get(id(variable))
             if name is None:
                 raise InvalidSpec(f"variable {variable.path!r} is not one that the model had when it was built; make a new optimizer")
@@ -116,8 +128,9 @@ class _Training:
     def _write(self, values: Mapping[str, Array]) -> None:
         self._values = values
         for variable in self.variables:
-            # A copy: some backends use an array that they are given in place.
-            variable.assign(values[self._names[id(variable)]].copy())
+            if (name := self._names.get(id(variable))) is not None:
+                # A copy: some backends use an array that they are given in place.
+                variable.assign(values[name].copy())
 
 
 @keras.saving.register_keras_serializable(package="lockstep")
@@ -130,7 +143,8 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     built, its variables get the cluster's values. Each batch is one contribution, and waits for the other workers.
 
     A second optimizer on a session begins another phase of training, with the values as they are and new moments. `variables`: all that
-    any phase trains, such as `model.trainable_variables` before layers are frozen; None: those that the model trains now.
+    any phase trains, such as `model.trainable_variables` before layers are frozen; None: those that the model trains now. `tables`: the
+    model's layers of type `TableRows`.
 
     The training step must run eagerly: `compile(run_eagerly=True)` with TensorFlow and JAX; torch does so by itself. When the cluster's
     training is finished, the variables keep the final values: `StopWhenFinished` ends `fit()` then. Raises InvalidSpec for options that
@@ -138,13 +152,21 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     the servers; without this package, load the model with compile=False.
     """
 
-    def __init__(self, session: Session, optimizer: Any, *, variables: Sequence[Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        session: Session,
+        optimizer: Any,
+        *,
+        variables: Sequence[Any] | None = None,
+        tables: Sequence[TableRows] = (),
+        **options: Any,
+    ) -> None:
         check_connected(session, "Optimizer")
         inner = keras.optimizers.get(optimizer)
         config = inner.get_config()
         formulas.optimizer_of(inner, learning_rate=0.0, decays=True)  # raises errors here, not only when the model is built
         super().__init__(learning_rate=_rate(config["learning_rate"]), loss_scale_factor=config.get("loss_scale_factor"))
-        self._training = _Training(session, inner, variables, options)
+        self._training = _Training(session, inner, variables, tables, options)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Presents the model to the cluster, and gives the variables its values. Blocks while another worker creates the model."""

@@ -104,10 +104,12 @@ def _assert_deltas_lost_nothing(cluster: Cluster) -> None:
         verify_checkpoint(LocalStorage(cluster.checkpoints), one.checkpoint)
 
 
+@pytest.mark.parametrize("has_standbys", [False, True], ids=["rolled back", "with standbys"])
 def test_who_takes_the_changes_has_what_an_export_has_although_chief_server_and_who_writes_them_are_killed(
-    start: Started, tmp_path: Path
+    start: Started, tmp_path: Path, has_standbys: bool
 ) -> None:
-    cluster, out = start(replace(DELTAS, max_steps=ENDLESS, pace_s=0.1)), tmp_path / "out"
+    """A standby that takes over writes all of its rows, among the changes of others."""
+    cluster, out = start(replace(DELTAS, max_steps=ENDLESS, pace_s=0.1, has_standbys=has_standbys)), tmp_path / "out"
     place = ("--checkpoint-dir", str(cluster.checkpoints))
     command = [sys.executable, "-m", "lockstep", "checkpoint", "changes", str(out), "--follow", *place]
 

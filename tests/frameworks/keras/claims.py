@@ -106,6 +106,47 @@ def servers_train_as_each_optimizer_does() -> None:
             raise AssertionError(f"{name}: {error}") from None
 
 
+# They change only rows with a gradient.
+_OF_ROWS: tuple[Callable[[], Any], ...] = (
+    lambda: optimizers.SGD(0.1),
+    lambda: optimizers.Adagrad(0.1),
+    lambda: optimizers.SGD(0.1, clipnorm=0.1),
+)
+
+
+def _clicks(embedding: Any) -> Any:
+    keras.utils.set_random_seed(7)
+    given = keras.Input((3,), dtype="int32")
+    return keras.Model(given, keras.layers.Dense(1)(keras.layers.Flatten()(embedding(given))))
+
+
+def a_layer_of_rows_with_any_keys_trains_as_an_embedding_of_all_of_them() -> None:
+    random, known = np.random.default_rng(5), np.array([-5, 3, 2**62, -(2**63), 7_000_000_000_123, 0, 11, 12])
+    batches = [(random.integers(0, len(known), (6, 3)), random.normal(size=(6, 1)).astype(np.float32)) for _ in range(5)]
+    for make in _OF_ROWS:
+        embedding = keras.layers.Embedding(len(known), 4, embeddings_initializer="zeros")
+        alone, layer = _clicks(embedding), lockstep.keras.TableRows(lockstep.EmbeddingTable(4, keys="int64"), max_keys=8, name="clicks")
+        ours = _clicks(layer)
+        alone.compile(optimizer=make(), loss="mse")
+        with _refused("build the optimizer before the first batch"):
+            layer.positions(known)
+        with lockstep.local() as session:
+            ours.compile(optimizer=lockstep.keras.Optimizer(session, make(), tables=[layer]), loss="mse", **EAGER)
+            ours.optimizer.build(ours.trainable_variables)
+            with _refused("9 different keys in a batch, max_keys is 8"):
+                layer.positions(np.arange(9))
+            for numbers, labels in batches:
+                alone.train_on_batch(numbers, labels)
+                ours.train_on_batch(layer.positions(known[numbers]), labels)
+            assert session.local_step == len(batches)
+            numbers = batches[0][0]
+            found = ours.predict_on_batch(layer.positions(known[numbers]))
+            np.testing.assert_allclose(found, alone.predict_on_batch(numbers), rtol=0, atol=1e-6)
+            rows = session.read_rows("clicks", known)
+            np.testing.assert_allclose(rows, keras.ops.convert_to_numpy(embedding.embeddings), rtol=0, atol=1e-6)
+            assert not session.read_rows("clicks", [99]).any(), "a key that was never seen has its first value"
+
+
 def callbacks_may_set_the_learning_rate() -> None:
     alone, ours = _model(), _model()
     callbacks = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))]
@@ -510,6 +551,7 @@ def a_forked_child_has_a_sentence_and_the_parent_goes_on() -> None:
 
 CLAIMS = (
     servers_train_as_each_optimizer_does,
+    a_layer_of_rows_with_any_keys_trains_as_an_embedding_of_all_of_them,
     callbacks_may_set_the_learning_rate,
     a_functional_model_trains_as_with_keras_alone,
     an_optimizer_may_be_given_by_name,
