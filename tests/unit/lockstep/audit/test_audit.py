@@ -36,10 +36,10 @@ _BOUND = 60_000
 class _Noted(ForwardingShard):
     """A shard whose workers write down what they send."""
 
-    def __init__(self, directory: Path, *, index: int, max_bytes: int = 1 << 30) -> None:
+    def __init__(self, directory: Path, *, index: int, max_bytes: int = 1 << 30, table_dir: Path | None = None) -> None:
         storage = open_storage(str(directory / "checkpoints"))
         history = HistoryWriter(directory / "history", role=f"ps-{index}", max_bytes=max_bytes)
-        self.server = InProcessShard(index=index, storage=storage, history=history)
+        self.server = InProcessShard(index=index, storage=storage, history=history, table_dir=table_dir)
         super().__init__(self.server)
         self._index = index
         self._of_workers = HistoryWriter(directory / "history", role="worker", max_bytes=max_bytes)
@@ -49,20 +49,22 @@ class _Noted(ForwardingShard):
         return self._forward.push_gradients(header, gradients, timeout_s=timeout_s)
 
 
-def _training(directory: Path, num_shards: int, *, max_bytes: int = 1 << 30, model: ModelSpec | None = None) -> ShardedTraining:
+def _training(
+    directory: Path, num_shards: int, *, max_bytes: int = 1 << 30, model: ModelSpec | None = None, table_dir: Path | None = None
+) -> ShardedTraining:
     averages = AverageSpec(decay=0.9, use_num_updates=True, zero_debias=True)
-    shards = [_Noted(directory, index=index, max_bytes=max_bytes) for index in range(num_shards)]
+    shards = [_Noted(directory, index=index, max_bytes=max_bytes, table_dir=table_dir) for index in range(num_shards)]
     return ShardedTraining(shards=shards, model=model or model_of("adam", averages=averages), checkpoint_dir=str(directory / "checkpoints"))
 
 
-def _trained(directory: Path, model: ModelSpec | None = None) -> Path:
+def _trained(directory: Path, model: ModelSpec | None = None, table_dir: Path | None = None) -> Path:
     """Trains on two shards, and goes back to a checkpoint on three."""
-    first = _training(directory, 2, model=model)
+    first = _training(directory, 2, model=model, table_dir=table_dir)
     first.create()
     first.train(4)
     first.save("after-4")
     first.train(3)
-    second = _training(directory, 3, model=model)
+    second = _training(directory, 3, model=model, table_dir=table_dir)
     second.restore("after-4", step=4, epoch=5)
     second.train(3)
     return directory / "history"
@@ -132,12 +134,13 @@ def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: 
     assert _books(history).counts == {"applied": 14, "rolled back": 6}
 
 
-@pytest.mark.parametrize("max_rows", [None, 33])
+@pytest.mark.parametrize(("max_rows", "in_files"), [(None, False), (33, False), (33, True)])
 @pytest.mark.parametrize("options", [{}, {"max_age_steps": 2, "admit_probability": 0.5}, {"admit_after": 2}])
 def test_history_of_rows_that_made_room_for_others_or_grew_old_is_clean(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], max_rows: int | None, options: dict[str, Any]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], max_rows: int | None, in_files: bool, options: dict[str, Any]
 ) -> None:
-    assert main(["audit", str(_trained(tmp_path, evicting_model(max_rows, **options)))]) == 0
+    history = _trained(tmp_path, evicting_model(max_rows, **options), table_dir=tmp_path if in_files else None)
+    assert main(["audit", str(history)]) == 0
     assert f"{2 * 7 + 3 * 3} steps of servers computed again" in capsys.readouterr().out
 
 
