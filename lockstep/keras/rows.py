@@ -41,7 +41,10 @@ class TableRows(keras.layers.Layer):  # type: ignore[misc]
         Blocks. Raises InvalidSpec for too many keys or before the optimizer is built, and the errors of `Session.read_rows`.
         """
         if self.session is None:
-            raise InvalidSpec(f"{self.name}: build the optimizer before the first batch: optimizer.build(model.trainable_variables)")
+            raise InvalidSpec(
+                f"{self.name}: no optimizer has been built with it; before the first batch:"
+                " Optimizer(…, tables=[…]).build(model.trainable_variables)"
+            )
         unique, positions = np.unique(np.asarray(keys), return_inverse=True)
         rows = np.zeros(self.rows.shape, self.rows.dtype)
         if unique.size > len(rows):

@@ -128,7 +128,7 @@ def a_layer_of_rows_with_any_keys_trains_as_an_embedding_of_all_of_them() -> Non
         alone, layer = _clicks(embedding), lockstep.keras.TableRows(lockstep.EmbeddingTable(4, keys="int64"), max_keys=8, name="clicks")
         ours = _clicks(layer)
         alone.compile(optimizer=make(), loss="mse")
-        with _refused("build the optimizer before the first batch"):
+        with _refused("clicks: no optimizer has been built with it"):
             layer.positions(known)
         with lockstep.local() as session:
             ours.compile(optimizer=lockstep.keras.Optimizer(session, make(), tables=[layer]), loss="mse", **EAGER)
