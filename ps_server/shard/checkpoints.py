@@ -66,7 +66,7 @@ from ps_server.numbers.tables import Table, rows_of
 from ps_server.shard.gate import TURN_WAIT_S
 
 if TYPE_CHECKING:
-    from ps_server.shard.shard import CheckpointSide
+    from ps_server.shard.shard import ServedShard
 
 log = logging.getLogger("lockstep.server")
 
@@ -672,20 +672,18 @@ class Checkpoints:
 
     def __init__(
         self,
-        side: "CheckpointSide",
+        shard: "ServedShard",
         turns: StepTurns,
         *,
-        index: int,
-        budget: MemoryBudget,
         storage: CheckpointStorage | None,
         run_in_background: RunInBackground | None,
         on_restored: Callable[[], object],
         stripes: StripeRunner = ONE_THREAD,
     ) -> None:
-        self._side, self._turns = side, turns
-        self._index, self._name = index, f"ps {index}"
+        self._shard, self._turns = shard, turns
+        self._index, self._name = shard.index, f"ps {shard.index}"
         self._storage = storage
-        self._memories = CopyMemories(budget)
+        self._memories = CopyMemories(shard.budget)
         self._stripes = stripes
         self._run_save = run_in_background or run_quietly_in_thread
         self._run_restore = run_in_background or run_in_thread
@@ -817,7 +815,7 @@ class Checkpoints:
 
     def _begin_save(self, request: SaveRequest, key: tuple[object, ...]) -> tuple[Attempt, bool]:
         # Only whether it can be saved: to look for rows that have changed is for one call alone.
-        self._side.find_state(replace(request, since=None))
+        self._shard.find_state(replace(request, since=None))
         with self._changed:
             latest = self._save
             if latest is not None and not latest.is_over:
@@ -843,7 +841,7 @@ class Checkpoints:
         self._run_save(lambda: self._write(save, request, snapshot, memory, storage))
 
     def _copy(self, request: SaveRequest) -> tuple[Snapshot, CopyMemory]:
-        model, like = self._side.find_state(request)
+        model, like = self._shard.find_state(request)
         memory = self._memories.lend(like, purpose=f"the copy for checkpoint {request.tag}")
 
         def copy(state: StateMemory) -> None:
@@ -853,7 +851,7 @@ class Checkpoints:
             log.debug("%s copied step=%d tag=%s bytes=%d stall_s=%.3f", self._name, request.step, request.tag, state.nbytes, stall_s)
 
         try:
-            return self._side.copy_state(request, model, memory.state, copy=copy), memory
+            return self._shard.copy_state(request, model, memory.state, copy=copy), memory
         except BaseException:
             self._memories.take_back(memory)
             raise
@@ -911,12 +909,12 @@ class Checkpoints:
             restore.check_wanted()
 
         # Nothing has been changed until now: a checkpoint of another model does no damage.
-        model = self._side.make_room(request, check=restore.check_wanted)
+        model = self._shard.make_room(request, check=restore.check_wanted)
         try:
             hidden = plan.read(storage, model.begin_restore(), model.tables, on_progress=note)
-            self._side.put_restored(model, hidden, request, from_epoch=stored.checkpoint.fence.epoch, check=restore.check_wanted)
+            self._shard.put_restored(model, hidden, request, from_epoch=stored.checkpoint.fence.epoch, check=restore.check_wanted)
         except BaseException:
-            self._side.drop(model)
+            self._shard.drop_restored(model)
             raise
 
 

@@ -132,10 +132,8 @@ class ServedShard:
         self._followed = FollowedWeights(self.budget, clock=clock)
         self._sharings = Sharings(self._gate, segments, name=self._name)
         self._checkpoints = Checkpoints(
-            CheckpointSide(self),
+            self,
             self._gate,
-            index=index,
-            budget=self.budget,
             storage=storage,
             run_in_background=run_in_background,
             on_restored=self._gate.tell,
@@ -810,28 +808,21 @@ class ServedShard:
             given_up=model.inbox.given_up if model else (),
         )
 
-
-class CheckpointSide:
-    """The shard's part in checkpoints. Each call is made in a block of its gate: `Checkpoints` does not take its lock."""
-
-    def __init__(self, shard: ServedShard) -> None:
-        self._shard = shard
+    # The shard's part in checkpoints, each in a block of its gate: `Checkpoints` does not take its lock
 
     def find_state(self, request: SaveRequest) -> tuple[ShardModel, StateMemory]:
         """Returns the model that is to be saved and its memories as they are; raises why it cannot be."""
-        shard = self._shard
-        with shard._gate.admit(request.fence.epoch):
+        with self._gate.admit(request.fence.epoch):
             model = self._model_to_save_locked(request)
             return model, model.state_since(request.since)
 
     def copy_state(self, request: SaveRequest, model: ShardModel, into: StateMemory, *, copy: Callable[[StateMemory], None]) -> Snapshot:
         """Calls `copy` with the memories of the step while no other begins; raises why that is not the step to save."""
-        shard = self._shard
-        with shard._gate.turn(_nothing) as turn:
-            shard._gate.fences.check_caller(request.fence.epoch)
+        with self._gate.turn(_nothing) as turn:
+            self._gate.fences.check_caller(request.fence.epoch)
             # Another one would not be the model that there is memory for.
-            if shard._model_locked() is not model:
-                raise Unavailable(f"{shard._name}: the model was replaced; repeat the call")
+            if self._model_locked() is not model:
+                raise Unavailable(f"{self._name}: the model was replaced; repeat the call")
             self._model_to_save_locked(request)
             with turn.unlocked():
                 copy(model.state)
@@ -839,34 +830,32 @@ class CheckpointSide:
 
     def make_room(self, request: RestoreRequest, *, check: Callable[[], None]) -> ShardModel:
         """Drops the model that is here, for there may not be memory for two, and returns a new one for the request."""
-        shard = self._shard
-        with shard._gate.turn(_nothing):
+        with self._gate.turn(_nothing):
             check()
-            shard._drop_model_locked(Cancelled(f"{shard._name}: it is brought back to checkpoint {request.tag}; connect again"))
-            return shard._make_model(request.spec)
+            self._drop_model_locked(Cancelled(f"{self._name}: it is brought back to checkpoint {request.tag}; connect again"))
+            return self._make_model(request.spec)
 
     def put_restored(
         self, model: ShardModel, hidden: HiddenState, request: RestoreRequest, *, from_epoch: int, check: Callable[[], None]
     ) -> None:
         """Makes a model whose tensors were filled the shard's."""
-        shard = self._shard
-        with shard._gate:
+        with self._gate:
             check()
             model.publish_restored(hidden, request.settings)
-            shard._history.restored(model, from_epoch)
-            shard._put_model_locked(model)
+            self._history.restored(model, from_epoch)
+            self._put_model_locked(model)
 
-    def drop(self, model: ShardModel) -> None:
+    def drop_restored(self, model: ShardModel) -> None:
         """Lets go of a model that came to nothing."""
-        with self._shard._gate:
+        with self._gate:
             model.release()
 
     def _model_to_save_locked(self, request: SaveRequest) -> ShardModel:
-        model = self._shard._model_locked()
+        model = self._model_locked()
         # If contributions are applied as they arrive, no two shards are at one step: each saves its state of this moment.
         if model.step != request.step and not model.applies_on_arrival:
             raise StepMismatch(
-                f"{self._shard._name}: step {request.step} cannot be saved, it is at step {model.step}", facts={"step": str(model.step)}
+                f"{self._name}: step {request.step} cannot be saved, it is at step {model.step}", facts={"step": str(model.step)}
             )
         return model
 
