@@ -868,15 +868,15 @@ MUTATIONS: dict[str, Mutation] = {
     "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved, first_seed=1018),
     "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1290),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill"), first_seed=1027),
-    "a restored table lacks a row": Mutation("5", _restores_too_few_rows, has("kill")),
-    "a row that no step used for long is read": Mutation("5", _keeps_rows_for_ever, _lets_rows_age),
+    "a restored table lacks a row": Mutation("5", _restores_too_few_rows, has("kill"), first_seed=1017),
+    "a row that no step used for long is read": Mutation("5", _keeps_rows_for_ever, _lets_rows_age, first_seed=1003),
     "a key gets a row without being admitted": Mutation("5", _admits_every_key, _admits_few_keys),
     "keys are admitted without having occurred": Mutation("5", _admits_every_key, _admits_the_second_time),
     "keys that wait are never admitted": Mutation("5", _counts_no_keys, _admits_the_second_time),
     "a restored server has lost the counts of keys": Mutation("5", _restores_no_counts_of_keys, _kills_a_server_after_the_first_step),
     "a delta lacks a row that changed": Mutation("5", _forgets_a_row_that_changed, _goes_back_to_a_delta, first_seed=1020),
-    "a delta rests on the full checkpoint alone": Mutation("45", _rests_on_the_full_one_alone, _goes_back_to_a_delta, first_seed=1017),
-    "what a delta rests on is removed": Mutation("6", _removes_what_deltas_rest_on, _goes_back_to_a_delta, first_seed=1017),
+    "a delta rests on the full checkpoint alone": Mutation("45", _rests_on_the_full_one_alone, _goes_back_to_a_delta, first_seed=1191),
+    "what a delta rests on is removed": Mutation("6", _removes_what_deltas_rest_on, _goes_back_to_a_delta, first_seed=1056),
     "a restored server begins the phase of training again": Mutation("5", _forgets_the_phase_of_training, has("kill"), first_seed=1020),
     "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order, first_seed=1068),
     "an applied step opens no other": Mutation("6", _leaves_callers_waiting, first_seed=1009),
@@ -893,14 +893,14 @@ MUTATIONS: dict[str, Mutation] = {
         "6", _leaves_ranges_with_the_lost, _kills_a_worker_with_data, first_seed=1067
     ),
     "training data of contributions that no server has is done": Mutation(
-        "8", _keeps_data_counted_that_no_server_has, _forges_with_data, first_seed=1013
+        "8", _keeps_data_counted_that_no_server_has, _forges_with_data, first_seed=1014
     ),
     "strict: a worker gives a step two contributions": Mutation("P", _takes_two_of_a_worker, under(DEFAULT_POLICY)),
     "strict: a step is applied with one contribution too few": Mutation(
         "P3", _applies_with_one_too_few, under(DEFAULT_POLICY), first_seed=1051
     ),
     "strict: a step has an extra token too many": Mutation("P", _has_one_extra_too_many, _with_an_extra),
-    "fifo: a step queues no tokens": Mutation("6", _queues_no_tokens, _undisturbed(_FIFO), first_seed=1003),
+    "fifo: a step queues no tokens": Mutation("6", _queues_no_tokens, _undisturbed(_FIFO), first_seed=1005),
     "fifo: stale contributions are called accepted": Mutation("3", _calls_stale_ones_accepted, under(_FIFO)),
     "async: a worker goes on before what it gave is applied": Mutation("P", _goes_on_before_it_is_applied, under(_ASYNC)),
     "async: a contribution is applied twice": Mutation("136", _applies_one_twice, under(_ASYNC)),
@@ -909,8 +909,12 @@ MUTATIONS: dict[str, Mutation] = {
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
     "merge: contributions are merged as their mean": Mutation("P", _forgets_how_to_merge, under(_TRIMMED)),
     "sync: contributions count without their weights": Mutation("5", _forgets_weights, under(DEFAULT_POLICY)),
-    "outer: what comes while a step is applied counts in it": Mutation("23", _counts_in_a_step_that_is_applied, under(_OUTER)),
-    "workers are told how fast they are beside the slowest": Mutation("P", _compares_with_the_slowest, under(DEFAULT_POLICY)),
+    "outer: what comes while a step is applied counts in it": Mutation(
+        "23", _counts_in_a_step_that_is_applied, under(_OUTER), first_seed=1002
+    ),
+    "workers are told how fast they are beside the slowest": Mutation(
+        "P", _compares_with_the_slowest, under(DEFAULT_POLICY), first_seed=1002
+    ),
     "unlocked: what comes again is applied again": Mutation("1", _applies_again_what_comes_again, _unlocked),
     "unlocked: a server calls applied what it drops": Mutation("5", _calls_applied_what_it_drops, _unlocked),
     "unlocked: a chief counts two contributions as one step": Mutation("3", _counts_two_as_one_step, _unlocked, first_seed=1199),
@@ -941,17 +945,21 @@ MUTATIONS: dict[str, Mutation] = {
     "audit: a server stages other gradients than were sent": Mutation(
         "A", _unseen(_stages_other_gradients), _with_history, first_seed=1027
     ),
-    "audit: a chief notes other contributors than servers": Mutation("A", _unseen(_notes_too_few_contributors), _with_history),
+    "audit: a chief notes other contributors than servers": Mutation(
+        "A", _unseen(_notes_too_few_contributors), _with_history, first_seed=1001
+    ),
     "incarnations from nowhere are believed": Mutation("36", _takes_incarnations_from_nowhere, has("impostor"), first_seed=1044),
     "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor"), first_seed=1063),
-    "training ends where a contribution is missing": Mutation("6", _gives_up_where_a_contribution_is_missing, _forges_and_is_saved),
+    "training ends where a contribution is missing": Mutation(
+        "6", _gives_up_where_a_contribution_is_missing, _forges_and_is_saved, first_seed=1001
+    ),
     "a chief that is asked to end finishes the training": Mutation("E", _finishes_when_asked_to_end, has("end")),
     "training ends where a step is half applied": Mutation("6", _ends_where_a_step_is_half_applied, _half_applies_and_is_saved),
     "a worker may fill a server with contributions": Mutation("7", _takes_any_number_of_contributions, _hoards, first_seed=1009),
     "memory of contributions is not given back": Mutation(
         "7", _keeps_the_memory_of_contributions, _undisturbed(DEFAULT_POLICY), first_seed=1002
     ),
-    "a change loses what was counted": Mutation("36", _loses_what_was_counted_in_a_change, _changes(2, 0, 2, 0)),
+    "a change loses what was counted": Mutation("36", _loses_what_was_counted_in_a_change, _changes(2, 0, 2, 0), first_seed=1001),
     "a change frees nobody": Mutation("6", _frees_nobody_in_a_change, _changes(3, 0, 3, 0, 3, 0), first_seed=1005),
     "a finished training takes one more step": Mutation("F", _takes_a_step_after_the_last, _ends_soon),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill"), first_seed=1018),

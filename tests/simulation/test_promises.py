@@ -12,7 +12,7 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.scenario import Scenario, scenario_of
 
 # `make simulate` tries 20,000.
-_NUM_SEEDS, _NUM_UNLOCKED = 25, 10
+_NUM_SEEDS, _NUM_UNLOCKED = 10, 4
 _MAX_SCENARIOS = 150
 
 
