@@ -8,10 +8,10 @@ from ps_protocol.roles.shard import Shard
 from tests.support.cluster.here import start_over
 from tests.support.parameter_servers.shards import WITHOUT_SOCKETS, Trainer, shard_over
 
-# Modules about something else than these say so: `shard = shard_over(TRANSPORTS)`, `start = start_over(["in process"])`.
+# Modules about something else than these say so: `shard = shard_over(TRANSPORTS)`, `start = start_over(["in process", "grpc"])`.
 shard = shard_over(WITHOUT_SOCKETS)
-# With shared memory all but tensors goes over gRPC; that they do, too, is what `test_session` and the contract of shards show.
-start = start_over(["in process", "shared memory"])
+# That all calls mean the same over a transport is what the contract of shards and `test_session` show; single tests say `also_over` too.
+start = start_over(["in process"])
 
 
 @pytest.fixture

@@ -17,13 +17,10 @@ from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitEx
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import BoardRequest, Found, Key, PostHeader
 from ps_server.boards import BoardRegistry
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import IndexedSlices, sgd
 from worker_client.strategy import ClusterCoordinator, RemoteValue, content, coordinator, serve
 from worker_client.strategy.board import Board
-
-start = start_over(["in process"])
 
 NUM_WORKERS = 3
 Pair = namedtuple("Pair", ["left", "right"])

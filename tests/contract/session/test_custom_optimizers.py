@@ -9,11 +9,9 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec
-from tests.support.cluster.here import start_over
+from tests.support.cluster.here import also_over
 from tests.support.cluster.shape import Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable, fixed_size_partitioner
-
-start = start_over(["in process", "grpc"])
 
 # The formulas of built-in optimizers, written by somebody else: with other names, and all in other lines.
 ADAMW = """
@@ -101,6 +99,7 @@ def test_norms_of_cut_variables_and_tables_are_refused(start: Start) -> None:
     session.create_or_join({"w": np.zeros((4, 2))}, optimizer=normed, timeout_s=20)
 
 
+@also_over("grpc")
 def test_variables_of_one_model_may_have_formulas_of_their_own(start: Start) -> None:
     session = start(Shape(num_ps=2, num_workers=1)).session()
     up = worker_client.custom_optimizer("n = n + 1; v = v + lr * g * n", 1.0, slots={"n": 0.5})

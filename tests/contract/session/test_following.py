@@ -16,15 +16,13 @@ from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, NotInit
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ParticipantKind
 from tests.support.chief.rolling import RollingCluster
-from tests.support.cluster.here import start_over
+from tests.support.cluster.here import also_over
 from tests.support.cluster.shape import Cluster, Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import Follower, Part, Session
 from worker_client.cluster.chief import ChiefLink
 from worker_client.following import sources
 from worker_client.following.sources import ClusterSource
-
-start = start_over(["in process", "grpc"])
 
 # Larger than one page; split over both servers; a row of its own; a scalar.
 VALUES: dict[str, Array] = {
@@ -71,6 +69,7 @@ def trained(start: Start) -> Trained:
     return Trained(start(Shape(num_ps=2, num_workers=1)))
 
 
+@also_over("grpc")
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_a_follower_has_each_step_as_it_travels_bit_by_bit(trained: Trained, wire: str) -> None:
     weights = trained.cluster.follower(wire)
@@ -83,6 +82,7 @@ def test_a_follower_has_each_step_as_it_travels_bit_by_bit(trained: Trained, wir
         trained.check(dict(arrays), wire)
 
 
+@also_over("grpc")
 def test_small_changes_travel_as_patches(start: Start) -> None:
     trained = Trained(start(Shape(num_ps=2, num_workers=1)), rate=1e-5)
     weights = trained.cluster.follower()
@@ -142,6 +142,7 @@ def test_a_follower_of_a_part_has_that_under_its_own_names(trained: Trained) -> 
     assert weights.received_bytes < VALUES["w"].nbytes
 
 
+@also_over("grpc")
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 @pytest.mark.parametrize("chosen", [{"tables": True}, {"names": ["w", "users"]}, {"names": {"mine": "users"}}], ids=str)
 def test_tables_that_are_wanted_are_followed_with_the_rest(start: Start, wire: str, chosen: dict[str, Any]) -> None:
@@ -196,6 +197,7 @@ def test_a_wait_for_a_step_that_does_not_come_says_what_is_there(trained: Traine
         weights.wait(step=7, timeout_s=0.3)
 
 
+@also_over("grpc")
 @pytest.mark.shows("F40")
 def test_a_word_that_was_damaged_is_noticed_and_mended(trained: Trained, caplog: pytest.LogCaptureFixture) -> None:
     weights = trained.cluster.follower()
@@ -208,6 +210,7 @@ def test_a_word_that_was_damaged_is_noticed_and_mended(trained: Trained, caplog:
     assert any("differ from what the server has" in text for text in caplog.messages)
 
 
+@also_over("grpc")
 def test_the_end_of_training_is_told_with_its_last_step(start: Start) -> None:
     cluster = start(Shape(num_ps=2, num_workers=1, max_steps=3))
     trained = Trained(cluster)

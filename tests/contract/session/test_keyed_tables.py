@@ -11,6 +11,7 @@ import worker_client
 from ps_protocol.errors import DtypeMismatch, IndexOutOfRange, InvalidSpec, ShapeMismatch
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
+from tests.support.cluster.here import also_over
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import EmbeddingTable, IndexedSlices, Session
@@ -33,6 +34,7 @@ def train(session: Session, keys: Any, value: float = 1.0) -> None:
     assert session.step({"users": rows(keys, value), "w": None}, timeout_s=20).is_accepted
 
 
+@also_over("shared memory")
 def test_any_key_has_a_row(start: Start) -> None:
     session = join(start(Shape(num_ps=3)).session())
     first = session.read_rows("users", ANY_KEYS)
@@ -81,6 +83,7 @@ def test_rows_of_several_workers_are_averaged_as_in_any_table(start: Start, spar
 POLICIES = [worker_client.ssp_policy(1), worker_client.async_policy(), worker_client.async_policy(use_locking=False)]
 
 
+@also_over("shared memory")
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
 def test_every_policy_makes_rows(start: Start, policy: PolicySpec) -> None:
     session = start(Shape(num_ps=2, num_workers=1)).session()
@@ -155,6 +158,7 @@ def _has_rows(session: Session, count: int) -> bool:
     return sum(one.report.num_rows for one in session.status().shards if one.report) == count
 
 
+@also_over("shared memory")
 def test_unsigned_keys_and_texts_are_keys(start: Start) -> None:
     session = start(Shape(num_ps=2)).session()
     tables = {

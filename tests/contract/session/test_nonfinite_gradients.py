@@ -17,6 +17,7 @@ from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import PushResult, Shard, ShardStatusRequest
+from tests.support.cluster.here import also_over
 from tests.support.cluster.shape import Shape, Start
 from tests.support.parameter_servers.shards import Trainer, layout_of, open_shard, table, variable, views
 from tests.support.waiting import wait_until
@@ -70,6 +71,7 @@ def bad(name: str, *positions: int) -> dict[str, Any]:
     return {**GOOD, name: changed, "table": None}
 
 
+@also_over("shared memory")
 @pytest.mark.parametrize(("name", "positions"), [("whole", (4,)), ("rows", (0, 61, 119)), ("columns", (31, 100))])
 def test_a_worker_with_a_nonfinite_gradient_is_refused_and_the_step_waits_for_another(
     start: Start, name: str, positions: tuple[int, ...]

@@ -15,12 +15,10 @@ from ps_protocol.errors import InvalidSpec, Unavailable, VariableNotFound
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.shard import ReadRequest
 from ps_protocol.rpc.shard import GrpcShard
-from tests.support.cluster.here import ServedCluster, start_over
+from tests.support.cluster.here import ServedCluster
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import DiLoCo, PushOutcome, Session, outer
-
-start = start_over(["in process"])
 
 Values = dict[str, Any]
 FIRST: Values = {

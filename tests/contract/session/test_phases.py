@@ -12,11 +12,8 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import InvalidSpec, ModelMismatch
 from ps_protocol.model.optimizers import constant
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable
-
-start = start_over(["in process"])
 
 W = np.arange(3.0)
 GRADIENTS = [np.random.default_rng(seed).normal(size=3) for seed in range(8)]

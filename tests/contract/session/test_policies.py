@@ -11,6 +11,7 @@ import pytest
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.policy import PolicySpec
+from tests.support.cluster.here import also_over
 from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, PushOutcome, Session
 
@@ -96,6 +97,7 @@ def test_a_worker_too_far_ahead_waits_for_the_slowest(start: Start) -> None:
     assert_all(fast, -4)
 
 
+@also_over("shared memory")
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
 def test_workers_in_threads_lose_nothing_where_updates_are_locked(start: Start, policy: PolicySpec) -> None:
     cluster = start(Shape(num_ps=2, num_workers=3))
@@ -220,6 +222,7 @@ def step_together(sessions: Sequence[Session], gradients: Sequence[dict[str, Any
     assert all(step.result().is_accepted for step in steps)
 
 
+@also_over("shared memory")
 def test_policy_changes_under_way_and_other_workers_hear_of_it(start: Start) -> None:
     cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2))
     session, other, observer = joined(cluster), joined(cluster), cluster.observer()

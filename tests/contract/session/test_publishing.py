@@ -11,11 +11,9 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec, ModelMismatch, WorkerIndexTaken
 from ps_protocol.model.variables import Array
-from tests.support.cluster.here import ServedCluster, start_over
+from tests.support.cluster.here import ServedCluster, also_over
 from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client.following.publisher import Publisher, reader_of
-
-start = start_over(["in process", "shared memory"])
 
 
 class Program:
@@ -37,6 +35,7 @@ def cluster_of(start: Start, **more: Any) -> Cluster:
     return start(Shape(num_ps=2, num_workers=1, **more))
 
 
+@also_over("shared memory")
 def test_each_published_step_is_what_followers_have_bit_by_bit(start: Start) -> None:
     cluster, program = cluster_of(start), Program()
     weights = cluster.follower("float32")

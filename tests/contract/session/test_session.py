@@ -26,13 +26,13 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import FinishTrainingRequest
-from tests.support.cluster.here import start_over
+from tests.support.cluster.here import also_over, start_over
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import ClusterState, OptimizerSpec, PushOutcome, Session
 from worker_client.core.sides import run
 
-start = start_over(["in process", "grpc", "shared memory"])
+start = start_over(["in process", "shared memory"])
 
 VALUES = {"table": np.arange(60.0).reshape(20, 3), "bias": np.zeros(5, np.float32), "scale": np.ones(()), "none": np.zeros((0, 2))}
 # Numbers that float32 has too: rates and the like are float32, as in the original.
@@ -76,6 +76,7 @@ def test_values_that_were_read_are_copies_that_the_caller_may_write(start: Start
     assert not any(view.flags.writeable for view in (*session.views().values(), *observer.views().values()))
 
 
+@also_over("grpc", "shared memory")
 def test_steps_are_applied_and_counted(start: Start) -> None:
     session = join(start(Shape(num_ps=2, max_steps=3)).session())
     assert session.end_reason is None
@@ -204,6 +205,7 @@ def test_an_optimizer_that_differs_in_more_than_numbers_is_always_refused(start:
         other.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.adagrad(0.5, 0.1), on_optimizer_change="ignore")
 
 
+@also_over("grpc", "shared memory")
 def test_workers_in_threads_make_steps_together(start: Start) -> None:
     cluster = start(Shape(num_ps=2, num_workers=3, max_steps=20))
     outcomes: list[PushOutcome] = []

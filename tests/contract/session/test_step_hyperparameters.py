@@ -7,11 +7,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable
-
-start = start_over(["in process"])
 
 ONES = np.ones(3)
 

@@ -17,7 +17,6 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import BoardRequest, Found, Key, PostHeader
 from ps_protocol.roles.chief import PushOutcome
 from ps_server.boards import BoardRegistry
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Shape, Start
 from worker_client import IndexedSlices, Session, async_policy, sync_policy
 from worker_client.strategy import (
@@ -30,8 +29,6 @@ from worker_client.strategy import (
     VariableAggregation,
     get_replica_context,
 )
-
-start = start_over(["in process"])
 
 NUM_WORKERS, PER_WORKER = 3, 2
 Part = Callable[[ParameterServerStrategy, Session], Any]

@@ -10,13 +10,10 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Shape, Start
 from tests.support.sessions.facade_programs import SHAPES, running_cluster, target_of, train
 from worker_client import IndexedSlices, OptimizerSpec, sync_replicas
 from worker_client.strategy import Optimizer, ParameterServerStrategy, PerReplica, Variable, get_replica_context
-
-start = start_over(["in process"])
 
 NUM_STEPS, NUM_WORKERS = 5, 3
 LION = "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g"

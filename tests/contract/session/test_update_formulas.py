@@ -9,11 +9,8 @@ import worker_client
 from ps_protocol.errors import InvalidSpec, LimitExceeded, ShapeMismatch, Unavailable, VariableNotFound
 from ps_protocol.model.updates import MAX_UPDATES
 from tests.contract.session.test_faults import FaultyCluster
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Shape, Start
 from worker_client import Buffer, Placement, PushOutcome, Session, UpdateFormula
-
-start = start_over(["in process"])
 
 DECLARED = {
     "w": np.zeros(3, np.float32),

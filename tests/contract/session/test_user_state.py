@@ -8,11 +8,8 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec, LimitExceeded, NotInitialized
 from tests.support.chief.rolling import RollingCluster
-from tests.support.cluster.here import start_over
 from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import PushOutcome, Session
-
-start = start_over(["in process"])
 
 ONES = {"w": np.ones(3)}
 POLICIES = [

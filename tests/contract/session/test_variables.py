@@ -10,6 +10,7 @@ import worker_client
 from ps_protocol.errors import DtypeMismatch, IndexOutOfRange, InvalidSpec, ModelMismatch, SlotNotFound, VariableNotFound
 from ps_protocol.model.policy import PolicyName
 from ps_protocol.model.variables import Array
+from tests.support.cluster.here import also_over
 from tests.support.cluster.shape import Shape, Start
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, Session, Variable
 
@@ -51,6 +52,7 @@ def table(changes: dict[int, float]) -> Array:
     return values
 
 
+@also_over("shared memory")
 def test_variables_of_every_kind_step_as_one(start: Start) -> None:
     session = join(start(Shape(num_ps=3)).session())
     repeated = IndexedSlices([3, 1, 3], np.array([[1, 1], [2, 2], [3, 3]], np.float32))
@@ -218,6 +220,7 @@ def test_half_precision_rows_of_one_index_are_summed_before_anything_is_rounded(
     np.testing.assert_array_equal(session.read_rows("t"), np.array([[-0.1], [0], [-12000]], np.float16))
 
 
+@also_over("shared memory")
 @pytest.mark.parametrize("policy", [worker_client.sync_policy(), worker_client.async_policy()], ids=lambda policy: policy.text)
 def test_newest_rows_and_slots_are_of_one_step_over_all_slices(start: Start, policy: worker_client.PolicySpec) -> None:
     cluster = start(Shape(num_ps=2, num_workers=2))

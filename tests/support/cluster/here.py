@@ -91,3 +91,8 @@ def start_over(ways: Sequence[str]) -> Any:
             yield of
 
     return started
+
+
+def also_over(*transports: str) -> pytest.MarkDecorator:
+    """Marks a test whose claim is about bytes, or about threads of servers: it runs in this process and over transports."""
+    return pytest.mark.parametrize("start", ["in process", *transports], indirect=True)
