@@ -34,10 +34,9 @@ install: $(DEV)  ## create the environment .venv with the package installed edit
 demo: $(DEMO)  ## train on handwritten digits with 2 parameter servers, a chief and 3 workers; ARGS="…" are passed on
 	@$(BIN)/lockstep demo $(ARGS)
 
-# A fifth of the generated examples, files in memory, and no thread for each test that watches it.
+# Files in memory.
 test-fast: $(DEV)  ## run tests/unit and tests/repo: no network, no processes; under 20 seconds
-	@PYTEST_DEBUG_TEMPROOT=$(wildcard /dev/shm) $(PYTEST) tests/unit tests/repo -m "not slow" -n 2 --dist worksteal \
-	  --hypothesis-profile=fast -o faulthandler_timeout=0 $(ARGS)
+	@PYTEST_DEBUG_TEMPROOT=$(wildcard /dev/shm) $(PYTEST) tests/unit tests/repo -m "not slow" -n 2 --dist worksteal $(ARGS)
 
 # A step is measured in `make test` too.
 test-benchmarks: $(DEV)  ## test every benchmark at a small size, with real processes
@@ -65,7 +64,7 @@ test-frameworks: $(FRAMEWORKS)  ## run the tests with PyTorch, JAX, Keras, sciki
 	  tests/contract/session/test_estimator.py tests/contract/session/test_estimator_cluster.py -n 2 --dist worksteal $(ARGS)
 
 test-engines: $(DEV) $(if $(filter torchrun,$(ENGINE)),$(FRAMEWORKS)) $(if $(filter ray,$(ENGINE)),$(RAY))  ## run a cluster in a real engine on hosts of its own, as root: ENGINE=slurm (default), ssh, torchrun, mpi, ray, kubernetes
-	@$(if $(filter ray,$(ENGINE)),.venv-ray/bin/python -m pytest,$(PYTEST)) -s -o faulthandler_timeout=0 \
+	@$(if $(filter ray,$(ENGINE)),.venv-ray/bin/python -m pytest,$(PYTEST)) -s \
 	  -m "engine and $(or $(ENGINE),slurm)" tests/engines $(ARGS)
 
 coverage: $(DEV)  ## measure which lines and branches the tests reach, subprocesses included
@@ -82,8 +81,8 @@ SOAK ?= 600
 chaos: $(DEV)  ## kill, stop, disconnect and flood real processes, shift their clocks, then 10 minutes of random faults; under 20 minutes
 	@rm -f lockstep-runs/chaos/recovery.jsonl
 	@$(PYTEST) tests/chaos -m "chaos or quick" -n 2 --ignore tests/chaos/test_soak.py --ignore tests/chaos/test_floods.py $(ARGS); found=$$?; \
-	  $(PYTEST) tests/chaos/test_floods.py -m chaos -n 0 -s -o faulthandler_timeout=0 $(ARGS) || found=1; \
-	  if [ "$(SOAK)" != 0 ]; then CHAOS_SOAK_S=$(SOAK) $(PYTEST) tests/chaos/test_soak.py -m chaos -n 0 -s -o faulthandler_timeout=0 $(ARGS) || found=1; fi; \
+	  $(PYTEST) tests/chaos/test_floods.py -m chaos -n 0 -s $(ARGS) || found=1; \
+	  if [ "$(SOAK)" != 0 ]; then CHAOS_SOAK_S=$(SOAK) $(PYTEST) tests/chaos/test_soak.py -m chaos -n 0 -s $(ARGS) || found=1; fi; \
 	  $(BIN)/python -m tests.chaos.recovery_table; exit $$found
 
 # What it finds stays in lockstep-runs/fuzz/, and the next run begins with it. `make test` runs the same targets without the fuzzer.
