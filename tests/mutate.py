@@ -172,7 +172,6 @@ class Trial:
                         "--assert=plain",
                         "-p",
                         "no:cacheprovider",
-                        "--hypothesis-profile=fast",
                         f"--basetemp={scratch}/tests",
                     ]
                 )

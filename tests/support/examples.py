@@ -1,4 +1,4 @@
-"""The number of generated examples that a test runs: all in `make test`, few in the inner loop. Knows no test."""
+"""How many generated examples a test runs: a fifth in `make test`, other ones each time, and all of them at night. Knows no test."""
 
 from hypothesis import HealthCheck, settings
 
@@ -10,11 +10,11 @@ def register_profiles() -> None:
     # On a busy machine a single example may take long, and is right all the same; every test has its time limit anyway.
     for name, percent in PROFILES.items():
         settings.register_profile(name, max_examples=percent, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-    settings.load_profile("full")
+    settings.load_profile("fast")
 
 
 def examples(num: int) -> int:
-    """Returns `num`, or in the inner loop its share."""
+    """Returns the share of `num` that this run makes."""
     return max(1, num * settings().max_examples // PROFILES["full"])
 
 

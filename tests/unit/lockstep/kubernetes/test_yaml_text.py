@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.kubernetes.yaml_text import yaml_of
+from tests.support.examples import examples
 
 TEXTS = st.text(max_size=20)
 NODES = st.recursive(
@@ -17,7 +18,7 @@ NODES = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.dictionaries(st.sampled_from(["a", "b/c.d", "on", "1", ""]), NODES, min_size=1))
 def test_what_is_written_is_read_back(document: dict[str, Any]) -> None:
     assert yaml.safe_load(yaml_of([document])) == document

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, ShapeMismatch, Unavailable
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import FIRST_KEY, Found, Key, Post, Posts
+from tests.support.examples import examples
 from worker_client.core.sides import run
 from worker_client.strategy.content import pack
 from worker_client.strategy.exchange import FIRST, NO_STEP, Exchanges, Moment, Place, Places, Waited
@@ -177,7 +178,7 @@ def _program(worker: _Worker, cluster: _Cluster, *, is_async: bool) -> Generator
         worker.end_call()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.booleans(), st.lists(st.tuples(st.sampled_from(["run", "run", "run", "end", "lose"]), st.integers(0, 2)), max_size=120))
 # The others are at the next step before a program that was started again, and a server, too, has what it missed.
 @example(False, [*(("run", worker) for worker in (1, 2, 0, 1, 1, 2, 2, 0, 0, 1, 2)), ("end", 0), ("lose", 0)])
