@@ -7,7 +7,7 @@ from benchmarks.suites.coordination.asynchronous import Toy, arms, train
 
 @pytest.mark.slow
 def test_delayed_nesterov_with_inner_steps_by_speed_learns_what_nesterov_momentum_does_not() -> None:
-    toy = Toy(num_inner=1_500)
+    toy = Toy(num_inner=900)
     loss = {(arm.name, arm.rate, arm.by_speed): train(arm, toy, 0)[0] for arm in arms(0.7, 0.9, 4) if not arm.is_together and arm.by_speed}
     delayed = loss["async, delayed Nesterov", 0.7, True]
     assert delayed < loss["async, Nesterov", 0.7 / 4, True] < loss["async, Nesterov", 0.7, True]

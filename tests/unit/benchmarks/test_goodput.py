@@ -6,7 +6,7 @@ from benchmarks.suites.coordination.goodput import Chips, rows
 
 
 def test_the_published_goodput_of_failing_chips_has_its_order_and_is_within_four_points() -> None:
-    found = list(rows(Chips(), num_phases=400))
+    found = list(rows(Chips(), num_phases=200))
     assert all(row.goodput == pytest.approx(row.published, abs=0.04) for row in found if row.published is not None)
     stopped, elastic, sync, *outer = (row.goodput for row in found if row.learners in (1, 8))
     assert stopped < elastic < sync < min(outer)

@@ -1,4 +1,4 @@
-"""All wrong calls, three times over, at servers that are processes of their own: nothing grows, and the next right call works."""
+"""All wrong calls, twice over, at servers that are processes of their own: nothing grows, and the next right call works."""
 
 import contextlib
 import gc
@@ -29,7 +29,7 @@ from tests.wire.bad_input import test_parameter_service as shard
 from tests.wire.bad_input import test_recovery as recovery
 from tests.wire.bad_input import test_rows as tables
 
-# What a process may hold more of after all calls were made three times over: threads and sockets that wait for the next call.
+# What a process may hold more of after all calls were made once more: threads and sockets that wait for the next call.
 MAX_MORE_THREADS, MAX_MORE_DESCRIPTORS, MAX_MORE_BYTES = 8, 8, 24 << 20
 # What it is, the call, and the reason that it ends with; None: any.
 Call = tuple[str, Callable[[], Outcome], str | None]
@@ -123,8 +123,7 @@ def test_repeated_bad_input_does_not_make_a_server_grow(called: tuple[dict[str, 
     # Threads, buffers and modules that the first of a kind brings stay.
     all_calls()
     before = _measured(processes)
-    for _ in range(2):
-        all_calls()
+    all_calls()
 
     def grown() -> list[str]:
         limits, kinds = (MAX_MORE_THREADS, MAX_MORE_DESCRIPTORS, MAX_MORE_BYTES), ("threads", "descriptors", "bytes")

@@ -49,7 +49,7 @@ def test_equal_workers_need_no_backups() -> None:
 @pytest.mark.slow
 def test_with_stragglers_the_shortest_step_wants_more_backups_than_the_best_use_of_workers() -> None:
     latency = with_stragglers(lognormal(1.0, 0.1), probability=0.03, factor=2.0)
-    plan = make_plan(Question(latency=latency, costs=Costs(apply_s=0.01), num_required=30, num_rounds=80))
+    plan = make_plan(Question(latency=latency, costs=Costs(apply_s=0.01), num_required=20, num_rounds=60))
     assert 0 < plan.best.num_backups < plan.shortest.num_backups
     assert f"the shortest step has b = {plan.shortest.num_backups}" in plan_text(plan)
 

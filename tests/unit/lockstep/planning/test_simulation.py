@@ -1,7 +1,6 @@
 """The simulated cluster, against step times worked out by hand, and against the published curves of backup workers."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -43,7 +42,7 @@ def test_a_step_takes_computing_calls_transfers_and_applying() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [2, 10, 40])
+@pytest.mark.parametrize("num_workers", [2, 20])
 def test_without_backups_a_step_takes_the_greatest_of_exponential_times(num_workers: int) -> None:
     result = simulate(policy=SYNC, num_workers=num_workers, latency=shifted_exponential(1.0, 0.5), num_rounds=600)
     expected = 1.0 + 0.5 * sum(1 / k for k in range(1, num_workers + 1))
@@ -119,14 +118,6 @@ def test_backups_of_fifty_workers_have_the_published_shape() -> None:
     assert speeds[3] == pytest.approx(1.095, abs=0.01)
     assert all(medians[b + 1] < medians[b] for b in range(3))
     assert all(medians[b] > medians[4] * 0.999 for b in (3, 5, 6))
-
-
-@pytest.mark.slow
-def test_ten_thousand_workers_are_simulated_in_seconds() -> None:
-    begin = time.process_time()
-    result = simulate(policy=SYNC, num_workers=10_000, num_required=9_500, latency=lognormal(1.0, 0.1), num_rounds=1, num_warm_up=0)
-    assert result.num_steps == 1
-    assert time.process_time() - begin < 10
 
 
 @pytest.mark.parametrize(
