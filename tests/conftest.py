@@ -87,7 +87,7 @@ def socket_dir() -> Iterator[Path]:
 
 
 def _has_children() -> bool:
-    """Whether this process has children besides the server of warm starts. Quick, for every test asks: psutil would look at every process."""
+    """Whether this process has children besides the server of warm starts; psutil would look at every process of the machine."""
     try:
         listed = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
     except OSError:  # a thread has ended meanwhile

@@ -142,22 +142,18 @@ def test_without_a_token_the_page_asks_for_one(scene: Scene, browser: Browser) -
     browser.await_text("invalid token", selector="#ask-why")
 
 
-@pytest.mark.parametrize(
-    ("values", "wanted"),
-    [
-        ("Array(99).fill(4.8)", [0, 6]),
-        ("[3, 17.2]", [0, 20]),
-        # A spike of two points is not what the curve is about.
-        ("[...Array(50).keys()].map(i => i === 20 || i === 21 ? 900 : 1 + i % 2)", [0, 2]),
-    ],
-)
-def test_the_axis_of_speed_begins_at_zero_and_ends_above_the_curve(scene: Scene, browser: Browser, values: str, wanted: list[int]) -> None:
+def test_the_axis_of_speed_begins_at_zero_and_ends_above_the_curve(scene: Scene, browser: Browser) -> None:
     browser.open(scene.url)
     wait_until(lambda: browser.evaluate("typeof rangeOf") == "function", timeout_s=20, what="the page's script")
-    assert browser.evaluate(f"rangeOf({values}, true)") == wanted
-    assert browser.evaluate(f"(marks => [marks[0], marks.at(-1)])(ticks(...rangeOf({values}, true), 4))") == wanted, (
-        "both ends are labelled"
-    )
+    for values, wanted in {
+        "Array(99).fill(4.8)": [0, 6],
+        "[3, 17.2]": [0, 20],
+        # A spike of two points is not what the curve is about.
+        "[...Array(50).keys()].map(i => i === 20 || i === 21 ? 900 : 1 + i % 2)": [0, 2],
+    }.items():
+        assert browser.evaluate(f"rangeOf({values}, true)") == wanted
+        ends = browser.evaluate(f"(marks => [marks[0], marks.at(-1)])(ticks(...rangeOf({values}, true), 4))")
+        assert ends == wanted, "both ends are labelled"
 
 
 def test_the_noise_of_a_converged_loss_does_not_fill_the_plot(scene: Scene, browser: Browser) -> None:
@@ -173,7 +169,9 @@ def test_the_noise_of_a_converged_loss_does_not_fill_the_plot(scene: Scene, brow
 
 
 @pytest.mark.parametrize(("width", "is_dark"), [(360, False), (1280, True)])
-def test_the_page_fits_a_phone_and_a_dark_theme(scene: Scene, browser: Browser, width: int, is_dark: bool) -> None:
+def test_the_page_fits_a_phone_and_a_dark_theme_without_a_violation_for_axe_core(
+    scene: Scene, browser: Browser, width: int, is_dark: bool
+) -> None:
     browser.resize(width, 800, is_dark=is_dark)
     browser.open(scene.url)
     await_health(browser)
@@ -182,14 +180,7 @@ def test_the_page_fits_a_phone_and_a_dark_theme(scene: Scene, browser: Browser, 
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     (red, *_) = map(int, re.findall(r"\d+", background))
     assert (red < 60) == is_dark
-
-
-@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-def test_axe_core_finds_no_violation(scene: Scene, browser: Browser, is_dark: bool) -> None:
-    browser.resize(1280, 900, is_dark=is_dark)
-    browser.open(scene.url)
     browser.await_text("live", selector="#link")
-    wait_until(lambda: browser.evaluate("document.querySelectorAll('#charts path.curve').length") >= 1, timeout_s=30, what="a curve")
     assert violations(browser) == []
 
 
@@ -211,7 +202,7 @@ def test_a_green_headline_with_a_long_command_fits_and_axe_core_finds_no_violati
         assert violations(browser) == []
 
 
-@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("sight", ["dark", "phone"])  # and that one is light
 def test_every_amber_and_red_headline_fits_and_axe_core_finds_no_violation(browser: Browser, sight: str) -> None:
     width, is_dark = SIGHTS[sight]
     browser.resize(width, 800, is_dark=is_dark)

@@ -14,10 +14,9 @@ from worker_client.model.wire_format import wire_format
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("wire", ["int4", "top_k:0.05"])
-def test_the_demo_learns_the_digits_in_a_wire_format(tmp_path: Path, wire: str) -> None:
+def test_the_demo_learns_the_digits_with_a_twentieth_of_each_gradient(tmp_path: Path) -> None:
     shape = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--max-steps", "300", "--pace", "0"]
-    done = run("-m", "lockstep", "demo", *shape, "--wire", wire, "--run-dir", tmp_path)
+    done = run("-m", "lockstep", "demo", *shape, "--wire", "top_k:0.05", "--run-dir", tmp_path)
     # The demo itself wants 0.95.
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"finished at step 300: test accuracy (0\.\d+)", done.stdout)
