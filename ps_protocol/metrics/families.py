@@ -24,7 +24,7 @@ _MEMBER_STATES = ("live", "lapsed", "left", "expelled")
 def cluster_families(status: ClusterStatus, totals: StepTotals) -> Iterator[Family]:
     """Yields all that the chief exports of its cluster."""
     yield from _training(status, totals)
-    yield from _kept(status)
+    yield from _recovery_and_data(status)
     workers = [one for one in status.participants if one.kind is ParticipantKind.WORKER]
     yield from _members(workers, num_observers=sum(one.state == "live" for one in status.participants) - _num_live(workers))
     yield from _workers(workers[:MAX_INDEXED])
@@ -65,7 +65,7 @@ def _training(status: ClusterStatus, totals: StepTotals) -> Iterator[Family]:
     yield gauge("lockstep_cluster_max_staleness_steps", words, (NO_LABELS, status.max_observed_staleness))
 
 
-def _kept(status: ClusterStatus) -> Iterator[Family]:
+def _recovery_and_data(status: ClusterStatus) -> Iterator[Family]:
     yield gauge("lockstep_cluster_epoch", "Grows with each rollback", (NO_LABELS, status.epoch))
     yield counter("lockstep_cluster_rollbacks_total", "How often the cluster went back to a checkpoint", (NO_LABELS, status.num_rollbacks))
     yield gauge("lockstep_cluster_chief_incarnation", "Grows when another chief takes over", (NO_LABELS, status.chief_incarnation))

@@ -62,8 +62,8 @@ class OptimizerKind:
     """One optimizer: its hyper-parameters, each with its default and the values that it may have, and its slots.
 
     `slots`: names, and the value that each starts with; one whose name has another meaning in the formula is called NAME_slot there.
-    `is_single`: numbers are computed in the variable's element type, from rates, hyper-parameters and powers that are float32 numbers, as
-    TensorFlow has it; else as Python does, and rounded where they meet an array: in float32, 1 - 0.999 is wrong in the fifth digit.
+    `is_single`: rates, hyper-parameters and powers are rounded to float32, and numbers computed in the variable's type, as TensorFlow does;
+    else in double precision, rounded where they meet an array: in float32, 1 - 0.999 is wrong in the fifth digit.
     `at_rate`: numbers in place of hyper-parameters, from the learning rate in double precision. `is_update_rule`: it is for variables that
     take plain updates (statistics, counters), not gradients; learning rates mean nothing to it. `sums`: it wants the sum of the
     contributions, not their mean.

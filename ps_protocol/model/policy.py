@@ -19,7 +19,7 @@ MAX_TOKENS = MANY_TOKENS + MANY_STEPS_OF_TOKENS * MAX_REPLICAS
 
 
 class PolicyName(enum.Enum):
-    """SYNC: a step is the mean of R contributions. SSP: who is too far ahead of the slowest waits. ASYNC: no worker waits.
+    """SYNC: a step is the mean of R contributions. SSP: a worker too far ahead of the slowest waits. ASYNC: no worker waits.
 
     OUTER: sync for contributions that took long to compute: a step waits a while for more than R, and what comes later is in the next one.
     """

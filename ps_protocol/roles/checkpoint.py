@@ -40,12 +40,10 @@ class ChosenPush:
 class ChiefRecord:
     """The record that a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
 
-    `oldest_kept`: shards may have dropped contributions to steps before this one, since the policy that held then kept none of earlier
-    steps.
-
-    Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it), the training data done, and what
-    lasts of what applied contributions have brought.
-    `earlier`: what the chief commanded by that made the checkpoint which the present life has begun with; NOBODY: none is known.
+    `oldest_kept`: shards may have dropped contributions to steps before this one, under a policy that accepts none of earlier steps.
+    `chosen`: contributions that count for the open `step` of `epoch` (0: unknown), which a worker may know. `data`: the training data done.
+    `attached`: what lasts of what applied contributions have brought.
+    `earlier`: the fence under which the checkpoint was made that the present life began with; NOBODY: none is known.
     """
 
     model: ModelSpec | None

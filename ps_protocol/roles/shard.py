@@ -52,14 +52,14 @@ class Metric:
 class PushHeader:
     """The header of a contribution. `step` is that of the variables that its gradients were computed from.
 
-    Its bytes are, one after the other: the arena (left out if `absent` has all slices); then for each of `sparse`, whose tables ascend, the
-    indices (int64, little-endian, counted from the slice's first row) and the rows' values; what is not strictly ascending is sorted, and
-    the rows of one index are summed in the order given. `absent` are the positions (in `layout.slices`, ascending) of the slices that it
-    has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
-    `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
-    incarnation that the chief has refused: they will never be applied, and the shard drops those that it still holds. `secret`: as in
-    Participant. `formulas` are computed when the contribution is applied, one after the other, after the step's plain updates; what lies
-    in the place of a slice that they write is an array of theirs.
+    Its bytes are the arena (left out if `absent` has all slices, and where it lies in the shared `gradient_buffer`), in `encoding` and then
+    `encoded_bytes` long; then for each of `sparse`, whose tables ascend, the indices (int64, little-endian, counted from
+    the slice's first row) and the rows' values. The shard sorts the indices, and sums the rows of one index in the order given. `absent`:
+    positions (in `layout.slices`, ascending) of the slices that it has no gradient for: their bytes mean nothing, and it does not count in
+    their mean. A table that is not in `sparse` has no gradient. `metrics` go to shard 0, which counts them when it applies the
+    contribution. `refused`: sequences of earlier contributions of this incarnation, which the chief has refused and the shard drops.
+    `secret`: as in Participant. `formulas` are computed one after the other, after the step's plain updates; in the place of a slice that
+    they write lies an array of theirs.
     """
 
     era: Era

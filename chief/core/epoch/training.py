@@ -105,10 +105,10 @@ class _Step:
 
 
 class Discards:
-    """Contributions that shards hold and that will never be applied: single ones, and whole incarnations that are gone.
+    """Contributions that shards hold and that will never be applied: single ones, and those of incarnations that are gone.
 
-    The latter once nothing of theirs is left to apply. Only shards that keep contributions of earlier steps need to know them. At most so
-    many of each are remembered: more can only come from a caller that makes them up, or while nothing is applied for long.
+    Only shards that keep contributions of earlier steps need to know them. At most _MAX_DISCARDS of each are remembered: more can only
+    come from a caller that makes them up, or while nothing is applied for long.
     """
 
     def __init__(self) -> None:
@@ -119,12 +119,12 @@ class Discards:
         return bool(self._pushes or self._gone)
 
     def add(self, push_id: PushId) -> None:
-        """A contribution is not applied."""
+        """Notes a contribution that will not be applied."""
         if len(self._pushes) < _MAX_DISCARDS:
             self._pushes.add(push_id)
 
     def add_incarnation(self, worker: int, incarnation: int) -> None:
-        """Handles the loss of an incarnation."""
+        """Notes an incarnation that is gone."""
         if len(self._gone) < _MAX_DISCARDS:
             self._gone.add((worker, incarnation))
 
@@ -134,7 +134,7 @@ class Discards:
         self._gone.clear()
 
     def take(self, counted: Iterable[ChosenPush]) -> tuple[PushId, ...]:
-        """Takes out the pushes that shards may drop now, sorted; an incarnation, as sequence 0, unless one of its is still `counted`."""
+        """Takes out what shards may drop now, sorted; an incarnation, as sequence 0, once none of its contributions is `counted`."""
         busy = {(entry.push_id.worker, entry.push_id.incarnation) for entry in counted}
         ready = self._gone - busy
         whole = [PushId(worker=worker, incarnation=incarnation, sequence=0) for worker, incarnation in ready]
