@@ -124,7 +124,7 @@ def test_an_export_of_damaged_values_leaves_the_existing_file(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["export", "model.pt"], 2, "ends in .npz or .safetensors"),
+        (["export", "model.pt"], 2, "ends in .npz, .safetensors or .parquet"),
         (["export", "model.npz", "--tag", "../x"], 2, "checkpoint tag"),
         (["export", "model.npz", "--tag", "step-9"], 1, "no complete checkpoint 'step-9'"),
         (["export", "/nonexistent/model.npz"], 2, "/nonexistent/model.npz: its directory is not there"),
