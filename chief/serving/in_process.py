@@ -80,7 +80,7 @@ class _AtShards:
         calls = ShardCalls(links, report=self._report, pace=self)
         at_all = ShardWork(calls, authority=self._authority, store=None, on_superseded=self._failed)
         if isinstance(work, ev.AdoptShards | ev.RestoreShards):
-            at_all.obey(work.fence)
+            self._authority.obey(work.fence)
         try:
             at_all.carry_out(work).send(None)
         except StopIteration:

@@ -226,7 +226,7 @@ class ShardSide:
     # -- tasks
 
     def _begin_epoch(self, work: ev.AdoptShards | ev.RestoreShards) -> None:
-        self._work.obey(work.fence)
+        self.authority.obey(work.fence)
 
         def begin() -> None:
             for task in [*self._of_epoch]:

@@ -134,10 +134,6 @@ class ShardWork:
     def _done(self, work: ev.Work, result: object = None) -> None:
         self._calls.report(ev.Done(work=work, result=result))
 
-    def obey(self, fence: Fence) -> None:
-        """Everything is commanded by this from now on."""
-        self._authority.obey(fence)
-
     # -- steps
 
     async def _prepare(self, step: ev.PrepareStep) -> tuple[tuple[float, ...], ...] | ev.Lacking:

@@ -301,7 +301,7 @@ class ChiefNode:
                     raise BrokenPromise(f"E: a training ends that nobody finished: {instruction.reason}")
                 self.end(instruction.reason)
             case messages.AdoptShards() | messages.RestoreShards():
-                self._work.obey(instruction.fence)
+                self._authority.obey(instruction.fence)
                 for task in [*self._of_epoch]:
                     task.cancel()
                 self._spawn_in_epoch(self._take(instruction))
