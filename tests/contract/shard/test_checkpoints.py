@@ -173,8 +173,10 @@ def evicting_model(max_rows: int | None = 33, **options: Any) -> ModelSpec:
     return ModelSpec(variables=(VARIABLES[0], recent, VARIABLES[-1]), optimizer=OPTIMIZERS["momentum"], placement=PlacementPolicy())
 
 
-@pytest.mark.parametrize("options", [{}, {"max_age_steps": 4, "admit_probability": 0.5}, {"max_age_steps": 4, "admit_after": 2}])
-@pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("num_shards", "options"),
+    [(1, {}), (3, {}), (2, {"max_age_steps": 4, "admit_probability": 0.5}), (3, {"max_age_steps": 4, "admit_after": 2})],
+)
 def test_the_rows_of_a_restored_table_make_room_as_they_would_have(open_training: Open, num_shards: int, options: Any) -> None:
     trainings = [open_training(count, model=evicting_model(**options)) for count in (2, num_shards)]
     saved, restored = trainings
@@ -218,9 +220,15 @@ def test_deltas_restore_on_any_number_of_shards_what_a_full_checkpoint_would(ope
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"max_age_steps": 2}, {"max_rows": None, "max_age_steps": 1, "admit_probability": 0.5}, {"admit_after": 3}]
+    ("num_shards", "options"),
+    [
+        (1, {}),
+        (3, {}),
+        (3, {"max_age_steps": 2}),
+        (1, {"max_rows": None, "max_age_steps": 1, "admit_probability": 0.5}),
+        (2, {"admit_after": 3}),
+    ],
 )
-@pytest.mark.parametrize("num_shards", [1, 2, 3])
 def test_rows_whose_keys_changed_in_a_delta_are_those_of_the_new_keys(open_training: Open, num_shards: int, options: Any) -> None:
     saved, restored = (open_training(count, model=evicting_model(**options)) for count in (2, num_shards))
     saved.create()

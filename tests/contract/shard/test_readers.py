@@ -168,7 +168,7 @@ def test_a_caller_that_is_refused_after_its_wait_gives_its_turn_back() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_readers_of_rows_never_see_half_a_step(shard: Shard, optimizer: str) -> None:
     """A chief that steps as fast as it can, and readers; all rows that were read belong to one step, bit for bit."""
-    num_rows, num_steps = 1 << 13, 30
+    num_rows, num_steps = 1 << 13, 12
     layout = layout_of(table("emb", (num_rows, 16)))
     trainer = Trainer(shard, layout, optimizer=optimizer)
     trainer.create()

@@ -27,7 +27,7 @@ def _run(*tasks: Callable[[], None]) -> None:
 
 def test_readers_never_see_a_torn_model(shard: Shard) -> None:
     """Two workers, a chief, and three readers that read as fast as they can; every read is of one step, bit for bit."""
-    layout, num_steps = layout_of(variable("w", (1 << 18,)), variable("b", (5,))), 20
+    layout, num_steps = layout_of(variable("w", (1 << 18,)), variable("b", (5,))), 10
     trainer = Trainer(shard, layout)
     trainer.create()
     is_done = threading.Event()

@@ -113,4 +113,4 @@ def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trai
 
     first = push_all()
     # Which few lengths are kept depends on what came last.
-    assert max(push_all() for _ in range(4)) <= first + 4 * nbytes(20)
+    assert max(push_all() for _ in range(2)) <= first + 4 * nbytes(20)

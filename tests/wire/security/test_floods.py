@@ -265,12 +265,12 @@ def test_an_authorised_caller_may_send_any_number_of_messages(server: ParameterS
 def test_caller_whose_bytes_are_tensors_is_never_cut(
     server: ParameterServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much it gives and takes: 400 MiB each way, where 8 MiB of anything else are too many."""
+    """However much it gives and takes: 80 MiB each way, where 8 MiB of anything else are too many."""
     monkeypatch.setattr(strangers, "SURPLUS_BYTES", 8 << 20)
     with contextlib.closing(CommandedShard(server.address)) as shard:
-        trainer = Trainer(shard, layout_of(variable("w", (10 << 20,))))
+        trainer = Trainer(shard, layout_of(variable("w", (4 << 20,))))
         trainer.create()
-        for step in range(10):
+        for step in range(5):
             header = trainer.header(step=step)
             trainer.push(header)
             trainer.apply(header.push_id, step=step)
