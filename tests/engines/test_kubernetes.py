@@ -1,8 +1,9 @@
-"""What `lockstep k8s render` writes, before a real API server, with warnings and unknown fields as mistakes.
+"""What `lockstep k8s render` writes, before a real API server, with warnings and unknown fields as mistakes; and what `status` says there.
 
 KUBERNETES_CRDS is a directory with what the projects of JobSet, Kubeflow Trainer and cert-manager publish as definitions of their kinds.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -35,3 +36,13 @@ def test_a_real_api_server_accepts_every_kind_that_render_writes(engine: Kuberne
             assert engine.complaint("apply", "--dry-run=server", "--validate=strict", "-f", str(file)) == "", words
     if lacking:
         pytest.skip(f"all but {', '.join(lacking)} were accepted; KUBERNETES_CRDS names no directory that defines these")
+
+
+def test_status_says_in_which_pod_each_process_is(engine: Kubernetes) -> None:
+    run = engine.run()
+    run.await_step(10)
+    told = json.loads(engine.kubectl("exec", "digits-chief-0", "--", "lockstep", "status", "--json"))
+    assert [one["address"] for one in told["shards"]] == [f"digits-ps-{index}.digits-ps:5000" for index in range(2)]
+    names = [pod["metadata"]["name"].rpartition("-")[0] for pod in engine.pods("worker")]
+    assert sorted(one["host"].partition("/")[0] for one in told["participants"]) == sorted(names)
+    run.assert_trained()

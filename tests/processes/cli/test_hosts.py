@@ -20,6 +20,7 @@ import yaml
 from tests.support.processes.commands import TRAIN, are_gone, lockstep, lockstep_here, read_until, run_up, up
 from tests.support.repository import ROOT, printed
 from tests.support.waiting import wait_until
+from worker_client.cluster.chief import machine_name
 
 pytest.importorskip("cryptography", reason="--hosts makes certificates, which needs the package cryptography")
 
@@ -140,11 +141,15 @@ def test_doctor_and_up_say_which_host_has_another_directory_for_checkpoints_or_c
     assert [one.name[-2:] for one in place.iterdir()] == ["-a"], "nothing of the doctor's is left"
 
 
-def test_ctrl_c_ends_all_hosts_with_a_checkpoint_and_a_killed_launcher_leaves_nothing_there(hosts: Path) -> None:
+def test_status_names_the_hosts_ctrl_c_ends_all_with_a_checkpoint_and_a_killed_launcher_leaves_nothing_there(hosts: Path) -> None:
     place = hosts / "checkpoints"
-    flags = ("--hosts", ADDRESSES, "--workers", "2", "--checkpoint-dir", str(place))
+    spread = ADDRESSES.replace("b=127.0.0.1", "b=127.0.0.2")
+    flags = ("--hosts", spread, "--ps", "2", "--workers", "2", "--checkpoint-dir", str(place))
     with up(*flags, worker=SLOW, run_dir=hosts / "run") as process:
-        read_until(process, "[worker 0] step 5")
+        (chief,) = re.findall(r"lockstep status --chief (\S+)", "\n".join(read_until(process, "[worker 0] step 5")))
+        told = json.loads(lockstep_here("status", "--json", "--chief", chief).stdout)
+        assert [one["address"].partition(":")[0] for one in told["shards"]] == ["127.0.0.1", "127.0.0.2"]
+        assert [one["host"] for one in told["participants"]] == [machine_name()] * 2
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=30)
         assert process.returncode == 130 and "[lockstep] saved: step-" in out, out
