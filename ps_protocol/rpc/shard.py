@@ -133,14 +133,16 @@ class VariablesStreams:
         (of, cut), self._cut = self._cut, _NOTHING_CUT
         if of is not attempt_of:
             cut = None
-        # Written in frames.
+        # What is written in frames; what comes over a data socket counts only as a whole.
         writer = cut
 
         def receive(use: LongLivedStream) -> int | PsError:
             nonlocal writer
-            if cut is None and _is_under_way(use, request):
-                writer = into()
-                found = self._answer(use, request, writer, moving)
+            if _is_under_way(use, request):
+                # From its first byte on, whatever is here of it.
+                new = into()
+                writer = new if use.data_socket is None else None
+                found = self._answer(use, request, new, moving)
                 if not isinstance(found, StepNotReady):
                     return found
                 # The wait for it timed out, but now it may be there.
@@ -280,8 +282,8 @@ class GrpcShard:
         self._variables = VariablesStreams(self._reads, payloads=self._payloads, progress=self._progress)
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
-        # Of a large contribution that broke off.
-        self._cut_push: PushHeader | None = None
+        # Of the large contribution whose frames were sent last.
+        self._last_push: PushHeader | None = None
         self._is_prepared = False
         # Where there is none, or none any more, everything travels.
         self._memory: SharedMemory | None = None
@@ -372,7 +374,7 @@ class GrpcShard:
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         """Sends one contribution, or leaves it in memory; if it is dropped as stale, the answer may come before all is sent.
 
-        The same header again goes on where the contribution broke off.
+        The same header again, with the same gradients, goes on where the contribution broke off.
         """
         memory = self._memory
         if memory is None:
@@ -432,9 +434,7 @@ class GrpcShard:
         message, limit_s, awaited = codec.encode(header), _limit(timeout_s), f"the receipt of gradients for step {header.step}"
 
         message.content_bytes = gradients.nbytes
-        of, self._cut_push = self._cut_push, None
-        message.resumes = of is header
-        is_large = gradients.nbytes >= LEAST_RESUMED_BYTES
+        message.resumes = header is self._last_push
 
         def exchange(use: LongLivedStream) -> pb.PushResponse:
             data_socket = None if message.resumes else self._payloads.socket_for(use, gradients.nbytes)
@@ -442,6 +442,8 @@ class GrpcShard:
                 received = self._resume(use, message, gradients)
             elif data_socket is None:
                 message.ClearField("payload")
+                if gradients.nbytes >= LEAST_RESUMED_BYTES:
+                    self._last_push = header
                 messages = encode_stream(pb.PushRequest(header=message), gradients)
                 if gradients.nbytes > _SMALL_BYTES:
                     received = use.stream.exchange(self._progress.counted(messages))
@@ -462,11 +464,7 @@ class GrpcShard:
                 raise MalformedMessage(f"an answer to push {answer.push_id}, not to {header.push_id}")
             return answer
 
-        try:
-            answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
-        except Unavailable:
-            self._cut_push = header if is_large else None
-            raise
+        answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
         if answer.HasField("error"):
             raise decode_call_error(answer.error)
         try:

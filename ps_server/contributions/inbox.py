@@ -303,7 +303,16 @@ class Inbox:
             return contribution
         self._displace(push_id)
         self._check_room(header)
-        self._lend(contribution, header)
+        try:
+            self._lend(contribution, header)
+        except LimitExceeded:
+            suspended = [c for c in self._open if c.is_suspended]
+            if not suspended:
+                raise
+            # Perhaps nobody will go on with these.
+            for other in suspended:
+                self._answer(other, Cancelled(f"worker {push_id.worker} needed the memory of what had arrived; send all of it"))
+            self._lend(contribution, header)
         return contribution
 
     def begin_write(self, contribution: Contribution) -> StagedGradients | None:
@@ -358,7 +367,10 @@ class Inbox:
             self._answer(contribution, Cancelled("the push was broken off; nothing was changed"))
 
     def suspend(self, contribution: Contribution) -> None:
-        """Keeps what has arrived of a push whose stream broke, until it comes again, its worker pushes another, or its step is over."""
+        """Keeps what has arrived of a push whose stream broke, until it comes again.
+
+        It goes when its worker pushes another, when its step is over, or when any push needs the memory.
+        """
         contribution.is_suspended = True
 
     def select(self, contributors: Sequence[PushId], *, step: int, without: Collection[PushId] = ()) -> list[Contribution]:
@@ -474,8 +486,8 @@ class Inbox:
     def _take_over(self, contribution: Contribution) -> bool:
         """Gives a push what has arrived of it on another stream, which may not have noticed that it broke; False: nothing has."""
         for other in self._open:
-            if other.header == contribution.header and not other.is_writing:
-                contribution.memory, contribution.buffer, other.memory = other.memory, other.buffer, None
+            if other.header == contribution.header and not other.is_writing and other.buffer is None:
+                contribution.memory, other.memory = other.memory, None
                 self._answer(other, _came_again(other.push_id))
                 self._hold(contribution)
                 return True

@@ -38,8 +38,9 @@ class OpenPush:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._contribution.outcome is None:
             with self._gate:
-                # Its stream is over, while it waited for the rest.
-                if kind is GeneratorExit and self.num_received >= LEAST_RESUMED_BYTES:
+                # Its stream is over, while it waited for the rest. Where the arena lies in shared memory, the rest is always sent again.
+                is_cut = kind is GeneratorExit and self._contribution.buffer is None
+                if is_cut and self.num_received >= LEAST_RESUMED_BYTES:
                     self._inbox.suspend(self._contribution)
                 else:
                     self._inbox.abandon(self._contribution)

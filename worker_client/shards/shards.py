@@ -309,10 +309,9 @@ class Shards:
         refused: tuple[int, ...],
     ) -> list[PushResult]:
         """Gives every shard its part of a contribution, and returns the outcome of each. Idempotent per id."""
-
-        def header(index: int) -> PushHeader:
-            part = parts[index]
-            return PushHeader(
+        # Asked again with the same header, a shard goes on where the contribution broke off.
+        headers = [
+            PushHeader(
                 era=self.participant.era,
                 push_id=push_id,
                 step=step,
@@ -326,26 +325,24 @@ class Shards:
                 formulas=part.formulas,
                 secret=self.participant.secret,
             )
+            for index, part in enumerate(parts)
+        ]
 
         if (history := self._transport.history) is not None:
             for index, part in enumerate(parts):
-                history.write(contributed(header(index), shard=index), part.segments.pieces)
-
-        # Asked again with the same header, a shard goes on where the contribution broke off.
-        sent: dict[int, PushHeader] = {}
+                history.write(contributed(headers[index], shard=index), part.segments.pieces)
 
         def push(index: int, shard: Shard, timeout_s: float) -> PushResult:
             if index:
                 failpoint("worker.push.mid")
-            own = sent[index] = sent.get(index) or header(index)
-            return shard.push_gradients(own, parts[index].segments, timeout_s=timeout_s).result
+            return shard.push_gradients(headers[index], parts[index].segments, timeout_s=timeout_s).result
 
         results: dict[int, PushResult] = {}
         for index, memory in self.memories.of.items():
             # Shared memory needs no call, so a separate thread would cost more than the work.
             if index:
                 failpoint("worker.push.mid")
-            reply = memory.push(header(index), parts[index].segments)
+            reply = memory.push(headers[index], parts[index].segments)
             if reply is not None:
                 results[index] = reply.result
         if len(results) < len(parts):

@@ -9,7 +9,7 @@ _PIECE_BYTES = 64 << 10
 
 
 class Cutter:
-    """Passes connections on to `target`, and counts the bytes to it (`num_up`) and from it (`num_down`). A context manager.
+    """Passes connections on to `target`, and counts the bytes to it (`num_up`) and from it (`num_down`), and cuts. A context manager.
 
     `cut_up_at`, `cut_down_at`: how many bytes pass before the connection is cut, once; later connections pass whole. `is_silent`: what is
     cut is cut for the caller alone, and its server learns nothing.
@@ -21,6 +21,7 @@ class Cutter:
         self._limits = [cut_up_at, cut_down_at]
         self._is_silent = is_silent
         self._counts = [0, 0]
+        self.num_cuts = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -74,6 +75,7 @@ class Cutter:
                     limit = self._limits[way]
                     if limit is not None and self._counts[way] >= limit:
                         self._limits[way] = None
+                        self.num_cuts += 1
                         raise OSError
         for one in (caller,) if self._is_silent else (caller, server):
             with contextlib.suppress(OSError):

@@ -36,12 +36,13 @@ class StagingShard:
         step: int = STEP,
         gradient_buffer: int | None = None,
         refused: tuple[int, ...] = (),
+        resumes: bool = False,
     ) -> Contribution:
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
         header = PushHeader(
             era=era(1), push_id=push_id, step=step, layout_hash=LAYOUT.hash, gradient_buffer=gradient_buffer, refused=refused
         )
-        return self.inbox.open(header, current_step=self.step)
+        return self.inbox.open(header, current_step=self.step, resumes=resumes)
 
     def fill(self, contribution: Contribution, value: int = 1) -> bool:
         memory = self.inbox.begin_write(contribution)

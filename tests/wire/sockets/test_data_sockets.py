@@ -255,6 +255,27 @@ def test_read_whose_socket_breaks_is_unavailable_and_the_next_one_is_whole(num_b
         assert step == 0 and (memory.view(np.float32) == 1.0).all()
 
 
+def test_bytes_that_a_socket_brought_without_the_end_of_their_payload_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive: Any = DataSocket.receive
+
+    def lose_end(data_socket: DataSocket, *what: Any) -> bool:
+        receive(data_socket, *what)
+        raise Unavailable("the data socket was lost")
+
+    with a_shard(LARGE) as (trainer, client):
+        trainer.read()
+        request, memory = ReadRequest(epoch=EPOCH, step=1, layout_hash=LARGE.hash), aligned_bytes(LARGE.nbytes)
+        client.expect(request)
+        trainer.train(0)
+        monkeypatch.setattr(DataSocket, "receive", lose_end)
+        with pytest.raises(Unavailable, match="data socket"):
+            client.read(request, Segments([memory]))
+        monkeypatch.undo()
+        memory[:] = 255
+        assert client.read(request, Segments([memory])) == 1
+        assert memory.tobytes() == trainer.read(1)[1].tobytes()
+
+
 def test_push_whose_socket_breaks_is_unavailable_and_counts_once_when_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     with a_shard(LARGE) as (trainer, client), contextlib.closing(Proxy(monkeypatch, breaks_after=0)):
         header = trainer.header(0)

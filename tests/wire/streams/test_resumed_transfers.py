@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import worker_client
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import MalformedMessage, Unavailable
@@ -17,6 +18,7 @@ from ps_protocol.roles.shard import PushReply, PushResult, ReadRequest, ShardSta
 from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
+from tests.support.chief.running_chief import RunningChief, parameter_server
 from tests.support.network.cutter import Cutter
 from tests.support.network.tampering import Tampering
 from tests.support.parameter_servers.commanded_shard import CommandedShard
@@ -136,6 +138,38 @@ def test_variables_of_a_step_go_on_where_their_connection_broke(encoding: FloatE
             whole = aligned_bytes(LAYOUT.nbytes)
             worker.read(request, Segments([whole]))
         np.testing.assert_array_equal(memory, whole)
+
+
+def test_variables_that_broke_off_are_not_mistaken_for_what_was_expected_meanwhile() -> None:
+    with trained() as (address, trainer):
+        trainer.train(0)
+        with Cutter(address, cut_down_at=CUT_AT) as cutter, worker_at(cutter.address) as worker:
+            memory, request = aligned_bytes(LAYOUT.nbytes), ReadRequest(epoch=EPOCH, step=1, layout_hash=LAYOUT.hash)
+            with pytest.raises(Unavailable):
+                worker.read(request, Segments([memory]))
+            # As another thread may do it.
+            worker.expect(replace(request, step=0))
+            assert worker.read(request, Segments([memory])) == 1
+            np.testing.assert_array_equal(memory, trainer.read(1)[1])
+
+
+def test_a_session_whose_connection_is_cut_trains_on_to_the_same_bits() -> None:
+    first = {"w": np.zeros(2 * MIB, np.float32)}
+    steps = [{"w": np.random.default_rng(seed).standard_normal(2 * MIB, np.float32)} for seed in range(3)]
+    num_bytes = first["w"].nbytes
+
+    def values_after(**cuts: Any) -> bytes:
+        with parameter_server() as server, Cutter(server.address, **cuts) as cutter, RunningChief(cutter.address) as chief:
+            with contextlib.closing(worker_client.connect(chief.address, timeout_s=60, transport="grpc")) as session:
+                session.create_or_join(first, optimizer=worker_client.sgd(0.5), timeout_s=60)
+                for gradients in steps:
+                    assert session.step(gradients, timeout_s=60).is_accepted
+                    values: bytes = session.read()["w"].tobytes()
+                assert cutter.num_cuts == len(cuts)
+                return values
+
+    # In the first contribution, which follows the first values, and in a step that is read after it.
+    assert values_after(cut_up_at=num_bytes * 15 // 8, cut_down_at=num_bytes * 15 // 8) == values_after()
 
 
 def test_variables_that_are_asked_for_by_another_request_are_sent_whole() -> None:

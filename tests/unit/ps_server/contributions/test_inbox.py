@@ -233,6 +233,15 @@ def test_push_that_does_not_fit_into_memory_leaves_no_trace() -> None:
     assert shard.push(1, step=STEP + 1) is PushResult.STAGED
 
 
+def test_a_push_whose_stream_broke_makes_room_for_one_that_comes() -> None:
+    shard = StagingShard(limit_bytes=NBYTES)
+    broken = shard.open(0)
+    shard.inbox.suspend(broken)
+    assert shard.push(1) is PushResult.STAGED
+    with pytest.raises(Cancelled):
+        shard.stage(broken)
+
+
 def test_steps_reuse_the_same_buffers(shard: StagingShard) -> None:
     for sequence in range(1, 200):
         for worker in range(3):
@@ -258,11 +267,12 @@ def test_no_sequence_of_events_loses_a_buffer(shard: StagingShard, seed: int) ->
     rng = np.random.default_rng(seed)
     under_way: list[Contribution] = []
     for _ in range(300):
-        event = rng.integers(6)
+        event = rng.integers(7)
         try:
             if event <= 1:
                 worker, incarnation, sequence = (int(rng.integers(1, 4)) for _ in range(3))
-                under_way.append(shard.open(worker, incarnation=incarnation, sequence=sequence, step=shard.step - int(rng.integers(2))))
+                step, resumes = shard.step - int(rng.integers(2)), bool(rng.integers(2))
+                under_way.append(shard.open(worker, incarnation=incarnation, sequence=sequence, step=step, resumes=resumes))
             elif event == 5 and rng.integers(4) == 0:
                 shard.advance()
             elif under_way:
@@ -273,6 +283,8 @@ def test_no_sequence_of_events_loses_a_buffer(shard: StagingShard, seed: int) ->
                     shard.inbox.end_write(contribution)
                 elif event == 3:
                     shard.inbox.abandon(contribution)
+                elif event == 6:
+                    shard.inbox.suspend(contribution)
                 else:
                     shard.stage(contribution)
         except PsError:
