@@ -92,8 +92,9 @@ _NOTHING_CUT = None, None
 class VariablesStreams:
     """Thread-safe. At most one step is expected on a stream; a read of anything else breaks it off, since its answer may be large."""
 
-    def __init__(self, streams: Streams, *, payloads: Payloads, progress: Progress) -> None:
+    def __init__(self, streams: Streams, *, payloads: Payloads, progress: Progress, is_same_process: Callable[[], bool]) -> None:
         self._streams = streams
+        self._is_same_process = is_same_process
         self._payloads = payloads
         self._progress = progress
         # What an answer wrote that broke off, and what it was an attempt of.
@@ -131,10 +132,8 @@ class VariablesStreams:
         how the values moved since the step that the memory has.
         """
         (of, cut), self._cut = self._cut, _NOTHING_CUT
-        if of is not attempt_of:
-            cut = None
         # What is written in frames; what comes over a data socket counts only as a whole.
-        writer = cut
+        writer = cut = cut if of is attempt_of else None
 
         def receive(use: LongLivedStream) -> int | PsError:
             nonlocal writer
@@ -154,6 +153,9 @@ class VariablesStreams:
             return self._answer(use, request, new, moving)
 
         try:
+            # After the loss of all servers, another life of the cluster may come to a step of the same number.
+            if cut is not None and not self._is_same_process():
+                cut = None
             found = self._streams.use(receive, timeout_s=timeout_s, awaited=awaited)
         except Unavailable:
             if request.step is not None and moving is None and writer is not None and writer.num_written >= LEAST_RESUMED_BYTES:
@@ -279,9 +281,13 @@ class GrpcShard:
         self._pushes = Streams(self.connection, "Push", deadlines=self._deadlines)
         self._reads = Streams(self.connection, "Read", deadlines=self._deadlines)
         self._payloads = Payloads(self.connection, least_bytes=least_socket_bytes, is_required=must_use_sockets)
-        self._variables = VariablesStreams(self._reads, payloads=self._payloads, progress=self._progress)
+        self._variables = VariablesStreams(
+            self._reads, payloads=self._payloads, progress=self._progress, is_same_process=self._is_same_process
+        )
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
+        # That answered the last handshake.
+        self._process: int | None = None
         # Of the large contribution whose frames were sent last.
         self._last_push: PushHeader | None = None
         self._is_prepared = False
@@ -297,7 +303,13 @@ class GrpcShard:
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
-        return self.connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
+        found = self.connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
+        self._process = found.identity.process_incarnation
+        return found
+
+    def _is_same_process(self) -> bool:
+        """Asks whether the process is there that answered the last handshake."""
+        return self._process == self.handshake().identity.process_incarnation
 
     def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
         """Asks by an RPC with one message each way, and returns the answer."""

@@ -16,8 +16,7 @@ class Cutter:
     """
 
     def __init__(self, target: str, *, cut_up_at: int | None = None, cut_down_at: int | None = None, is_silent: bool = False) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = host, int(port)
+        self.lead_to(target)
         self._limits = [cut_up_at, cut_down_at]
         self._is_silent = is_silent
         self._counts = [0, 0]
@@ -38,6 +37,11 @@ class Cutter:
             thread.join(10)
         for one in (self._listener, *self._sockets):
             one.close()
+
+    def lead_to(self, target: str) -> None:
+        """Passes later connections on to another server."""
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
 
     @property
     def address(self) -> str:

@@ -41,6 +41,7 @@ def trained() -> Iterator[tuple[str, Trainer]]:
 @contextlib.contextmanager
 def worker_at(address: str, **options: Any) -> Iterator[GrpcShard]:
     with contextlib.closing(GrpcShard(address, **options)) as worker:
+        worker.handshake()
         yield worker
 
 
@@ -182,3 +183,17 @@ def test_variables_that_are_asked_for_by_another_request_are_sent_whole() -> Non
             memory[:] = 255  # its owner may have used it
             worker.read(ReadRequest(epoch=EPOCH, step=1, layout_hash=LAYOUT.hash), Segments([memory]))
             np.testing.assert_array_equal(memory, trainer.read(1)[1])
+
+
+def test_variables_of_another_process_are_sent_whole() -> None:
+    """As after the loss of all servers, when another life of the cluster has come to a step of the same number."""
+    with trained() as (address, trainer), trained() as (other, theirs), Cutter(address, cut_down_at=CUT_AT) as cutter:
+        trainer.train(0, value=1.0)
+        theirs.train(0, value=2.0)
+        with worker_at(cutter.address) as worker:
+            memory, request = aligned_bytes(LAYOUT.nbytes), ReadRequest(epoch=EPOCH, step=1, layout_hash=LAYOUT.hash)
+            with pytest.raises(Unavailable):
+                worker.read(request, Segments([memory]))
+            cutter.lead_to(other)
+            assert waiting.call(lambda left_s: worker.read(request, Segments([memory])), what="a read", timeout_s=20) == 1
+        np.testing.assert_array_equal(memory, theirs.read(1)[1])
