@@ -105,7 +105,9 @@ class SyncPolicy(Policy):
 
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
-        return self.tokens.may_contribute(worker, is_open=self._is_open)
+        # The policy that takes the place of this one begins with a step that nothing was counted for.
+        is_open = self._is_open or (self._is_last and not self._counted)
+        return self.tokens.may_contribute(worker, is_open=is_open)
 
     def has_contributed(self, worker: int) -> bool:
         """Whether a worker (as any incarnation) has given its share for now."""

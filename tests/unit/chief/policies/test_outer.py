@@ -257,3 +257,15 @@ def test_outer_takes_over_what_sync_has_counted() -> None:
     second.push()
     assert (driver.step, workers_of(driver.applied[0].request.contributors)) == (1, [0, 1])
     assert slow.commit(0).outcome is ACCEPTED
+
+
+def test_a_worker_that_joins_while_the_policy_changes_gives_to_the_step_that_the_next_one_begins_with() -> None:
+    driver = outer(2, applies_at_once=False)
+    (first,) = trained(driver, 0)
+    driver.set_policy(PolicySpec(name=PolicyName.SYNC))
+    second = Worker(driver, 1)
+    assert second.registration.may_contribute
+    driver.configure()
+    for worker in (first, second):
+        worker.push()
+    assert workers_of(driver.to_apply[0].request.contributors) == [0, 1]
