@@ -26,7 +26,9 @@ def test_up_has_event_files_written_until_training_ends(tmp_path: Path) -> None:
     (path,) = (tmp_path / "board").iterdir()
     points = [event for event in events(path) if event.scalars]
     assert points and points[-1].step == 300, "the last point is the end of training"
-    assert all(event.scalars["metrics/loss"] == 0.5 and event.scalars["training/steps_per_second"] > 0 for event in points)
+    assert all(event.scalars["training/steps_per_second"] > 0 for event in points)
+    # What workers report is read a moment after the step, and may belong to the point before.
+    assert {event.scalars["metrics/loss"] for event in points if "metrics/loss" in event.scalars} == {0.5}
     assert [event.step for event in points] == sorted({event.step for event in points})
 
 
