@@ -17,6 +17,8 @@ from ps_protocol.process.options import Given
 # A program that must be in PATH, and a module that this Python must have.
 _PROGRAMS = {"slurm": "srun", "skypilot": "ssh", "torchrun": "torchrun", "mpi": "mpirun", "kubernetes": "kubectl", "systemd": "systemctl"}
 _MODULES = {"torchrun": "torch", "ray": "ray", "ray_train": "ray"}
+# What a module is installed with.
+_INSTALLED = {"cryptography": "lockstep-ps[certs]", "ray": "lockstep-ps[ray]", "torch": "lockstep-ps[torch]"}
 # These start the workers, whose program starts the rest.
 _HAVE_RANKS = ("torchrun", "mpi", "ray_train")
 
@@ -30,16 +32,17 @@ def engine_findings(given: Given) -> Iterator[Finding]:
     if (program := _PROGRAMS.get(name, "")) and shutil.which(program) is None:
         yield fail(program, "is not in PATH", f"install it, or have PATH name its directory: {name} is used by it")
         return
-    modules = [_MODULES.get(name, "numpy"), *(["cryptography"] if name in ENGINES else [])]  # which makes certificates for several hosts
+    own = [_MODULES[name]] if name in _MODULES else []
+    modules = [*own, *(["cryptography"] if name in ENGINES else [])]  # which makes certificates for several hosts
     missing = [module for module in modules if find_spec(module) is None]
     for module in missing:
-        is_needed = name not in _HAVE_RANKS or module == _MODULES.get(name)
+        is_needed = name not in _HAVE_RANKS or module in own
         what = "no such module" if is_needed else "no such module, without which a cluster is on one machine alone"
-        yield (fail if is_needed else warn)(module, f"{sys.executable} has {what}", f"pip install {module}")
+        yield (fail if is_needed else warn)(module, f"{sys.executable} has {what}", f"pip install '{_INSTALLED[module]}'")
     mpi = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout if name == "mpi" else ""
     if name == "mpi" and "Open MPI" not in mpi:
         yield fail(program, f"is of another MPI: {mpi.strip()[:60]}", "use that of Open MPI, which tells its ranks their number")
-    elif name in _HAVE_RANKS and _MODULES.get(name) not in missing:
+    elif name in _HAVE_RANKS and not {*own} & {*missing}:
         yield ok(name, "is there; it starts your program, whose lockstep.connect() starts the cluster with the flags in LOCKSTEP_UP")
     elif name == "kubernetes":
         yield from kubernetes_findings()

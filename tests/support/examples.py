@@ -1,4 +1,4 @@
-"""How many generated examples a test runs: a fifth in `make test`, other ones each time, and all of them at night. Knows no test."""
+"""How many generated examples a test runs: a fifth in `make test`, and all of them at night. Knows no test."""
 
 from hypothesis import HealthCheck, settings
 

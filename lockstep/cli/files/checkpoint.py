@@ -176,7 +176,7 @@ def run_checkpoint_changes(arguments: argparse.Namespace) -> Answer:
         written.append({"file": str(path), "tag": one.tag, "step": one.step, "since": one.since})
         if arguments.follow:
             print(_words_of_changes(written.pop()), flush=True)
-    return Answer(words="\n".join(map(_words_of_changes, written)) or "nothing is new", fields={"files": written})
+    return Answer(words="\n".join(map(_words_of_changes, written)) or f"nothing is new in {storage.place}", fields={"files": written})
 
 
 def _words_of_changes(one: dict[str, object]) -> str:
