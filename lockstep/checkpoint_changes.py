@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.checkpoint_export import Part, export, parts_of, temporary_beside
 from ps_protocol.checkpoint.catalog import list_checkpoints, max_tensors_of, open_storage
 from ps_protocol.checkpoint.storage import CheckpointStorage, LocalStorage
-from ps_protocol.checkpoint.tensor_file import SavedTensor, decode_header, decode_length, encode_header, open_file, tensor_name
+from ps_protocol.checkpoint.tensor_file import SavedTensor, encode_header, mapped, open_file, tensor_name
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
 from ps_protocol.model.keys import KEYS_PART, ROWS_PART, USE_PART, KeySpec
 from ps_protocol.model.layout import VariableSlice
@@ -209,8 +209,5 @@ def _all(storage: CheckpointStorage, checkpoint: Checkpoint, directory: Path | N
     with tempfile.TemporaryDirectory(prefix=f".{checkpoint.tag}.", dir=directory) as place:
         path = Path(place) / "all.safetensors"
         export(storage, checkpoint, path)
-        memory = np.memmap(path, np.uint8, mode="r")
-    length = decode_length(bytes(memory[:8]), file_bytes=memory.size, where=checkpoint.tag)
-    header = decode_header(bytes(memory[8 : 8 + length]), file_bytes=memory.size, where=checkpoint.tag)
-    content = memory[header.num_bytes :].view(np.ndarray)
+        header, content = mapped(path)
     return {one.name: content[one.start : one.stop].view(one.dtype).reshape(one.shape) for one in header.tensors}

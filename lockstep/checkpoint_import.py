@@ -2,8 +2,7 @@
 
 import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,7 @@ from lockstep.checkpoint_export import ORIGIN, Part, parts_of
 from ps_protocol.checkpoint.catalog import max_tensors_of
 from ps_protocol.checkpoint.manifest import ManifestEncoder, decode_manifest
 from ps_protocol.checkpoint.storage import CheckpointStorage
-from ps_protocol.checkpoint.tensor_file import (
-    LENGTH_BYTES,
-    Header,
-    SavedTensor,
-    TensorEntry,
-    decode_header,
-    decode_length,
-    open_file,
-    write_file,
-)
+from ps_protocol.checkpoint.tensor_file import Header, SavedTensor, TensorEntry, mapped, open_file, write_file
 from ps_protocol.errors import DataLoss, InvalidSpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -67,53 +57,43 @@ def import_checkpoint(
     each file. Raises InvalidSpec, LimitExceeded, DataLoss if a file is damaged, and errors of the storage; after an error no part of the
     checkpoint is left.
     """
-    with _mapped(path) as (header, memory):
-        if into is not None:
-            base, shards = into, _shards_of(source or storage, into)
-        else:
-            base, shards = _origin(header, where=str(path))
-        given = {entry.name: entry for entry in header.tensors}
-        new_tag = tag or _free_tag(storage, base.tag)
-        if any(stored.tag == new_tag for stored in storage.stored()):
-            raise InvalidSpec(f"checkpoint {new_tag!r} already exists; choose another name with --tag")
-        parts, used = parts_of(base.placement), dict[str, None]()
-        files: list[CheckpointFile] = []
-        try:
-            for shard, file in enumerate(shards):
-                tensors: list[SavedTensor] = []
-                missing: list[str] = []
-                for name in file.tensors:
-                    part = parts(name)
-                    entry = None if part is None else given.get(part.whole_name)
-                    if part is None or entry is None:
-                        missing.append(name)
-                        continue
-                    used[entry.name] = None
-                    tensors.append(SavedTensor(name=name, array=_slice_of(entry, memory, header, part, where=str(path))))
-                if missing:
-                    tensors = _completed(tensors, missing, file, storage=source or storage, into=into, shard=shard, where=str(path))
-                written = write_file(storage, new_tag, shard=shard, num_shards=len(shards), tensors=tensors, metadata=file.metadata)
-                files.append(written)
-                on_written(written.num_bytes)
-            if not used:
-                raise InvalidSpec(f"{path}: has no tensor of checkpoint {base.tag}; it has {', '.join(map(repr, list(given)[:5]))}")
-            checkpoint = replace(base, tag=new_tag, cluster=cluster or base.cluster, files=tuple(files))
-            saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            storage.commit(new_tag, ManifestEncoder().encode(checkpoint, saved_at=saved_at), files=checkpoint.files)
-        except BaseException:
-            storage.remove_incomplete(new_tag)
-            raise
+    header, memory = mapped(path)
+    if into is not None:
+        base, shards = into, _shards_of(source or storage, into)
+    else:
+        base, shards = _origin(header, where=str(path))
+    given = {entry.name: entry for entry in header.tensors}
+    new_tag = tag or _free_tag(storage, base.tag)
+    if any(stored.tag == new_tag for stored in storage.stored()):
+        raise InvalidSpec(f"checkpoint {new_tag!r} already exists; choose another name with --tag")
+    parts, used = parts_of(base.placement), dict[str, None]()
+    files: list[CheckpointFile] = []
+    try:
+        for shard, file in enumerate(shards):
+            tensors: list[SavedTensor] = []
+            missing: list[str] = []
+            for name in file.tensors:
+                part = parts(name)
+                entry = None if part is None else given.get(part.whole_name)
+                if part is None or entry is None:
+                    missing.append(name)
+                    continue
+                used[entry.name] = None
+                tensors.append(SavedTensor(name=name, array=_slice_of(entry, memory, part, where=str(path))))
+            if missing:
+                tensors = _completed(tensors, missing, file, storage=source or storage, into=into, shard=shard, where=str(path))
+            written = write_file(storage, new_tag, shard=shard, num_shards=len(shards), tensors=tensors, metadata=file.metadata)
+            files.append(written)
+            on_written(written.num_bytes)
+        if not used:
+            raise InvalidSpec(f"{path}: has no tensor of checkpoint {base.tag}; it has {', '.join(map(repr, list(given)[:5]))}")
+        checkpoint = replace(base, tag=new_tag, cluster=cluster or base.cluster, files=tuple(files))
+        saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        storage.commit(new_tag, ManifestEncoder().encode(checkpoint, saved_at=saved_at), files=checkpoint.files)
+    except BaseException:
+        storage.remove_incomplete(new_tag)
+        raise
     return Imported(checkpoint=checkpoint, names=tuple(used), unused=tuple(name for name in given if name not in used))
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[tuple[Header, Array]]:
-    """Yields a file's header, and its bytes as a memory map."""
-    file_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        length = decode_length(file.read(LENGTH_BYTES), file_bytes=file_bytes, where=str(path))
-        header = decode_header(file.read(length), file_bytes=file_bytes, where=str(path))
-    yield header, np.memmap(path, np.uint8, mode="r")
 
 
 def _origin(header: Header, *, where: str) -> tuple[Checkpoint, list[_ShardFile]]:
@@ -151,7 +131,7 @@ def _free_tag(storage: CheckpointStorage, tag: str) -> str:
     return tag if tag not in taken else f"{tag}-imported"
 
 
-def _slice_of(entry: TensorEntry, memory: Array, header: Header, part: Part, *, where: str) -> Array:
+def _slice_of(entry: TensorEntry, memory: Array, part: Part, *, where: str) -> Array:
     """Returns a shard's part of a whole tensor, as a view of the mapped file."""
     variable = part.piece.variable
     if variable.keys is not None:
@@ -161,7 +141,7 @@ def _slice_of(entry: TensorEntry, memory: Array, header: Header, part: Part, *, 
             f"{where}: tensor {entry.name!r} is {entry.shape} {entry.dtype},"
             f" the checkpoint's is {variable.shape} {variable.data_type.value}"
         )
-    whole = memory[header.num_bytes + entry.start : header.num_bytes + entry.stop].view(entry.dtype).reshape(entry.shape)
+    whole = memory[entry.start : entry.stop].view(entry.dtype).reshape(entry.shape)
     return whole[_index_of(part.piece)] if variable.shape else whole
 
 

@@ -1,5 +1,6 @@
 """Checks of an engine before a start: what it needs of this machine, then the hosts of its job, or its API server. Starts no cluster."""
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ _PROGRAMS = {"slurm": "srun", "skypilot": "ssh", "torchrun": "torchrun", "mpi": 
 _MODULES = {"torchrun": "torch", "ray": "ray", "ray_train": "ray"}
 # What a module is installed with.
 _INSTALLED = {"cryptography": "lockstep-ps[certs]", "ray": "lockstep-ps[ray]", "torch": "lockstep-ps[torch]"}
+_ANSWER_S = 10
 # These start the workers, whose program starts the rest.
 _HAVE_RANKS = ("torchrun", "mpi", "ray_train")
 
@@ -39,9 +41,10 @@ def engine_findings(given: Given) -> Iterator[Finding]:
         is_needed = name not in _HAVE_RANKS or module in own
         what = "no such module" if is_needed else "no such module, without which a cluster is on one machine alone"
         yield (fail if is_needed else warn)(module, f"{sys.executable} has {what}", f"pip install '{_INSTALLED[module]}'")
-    mpi = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout if name == "mpi" else ""
+    mpi = _first_words(program) if name == "mpi" else ""
     if name == "mpi" and "Open MPI" not in mpi:
-        yield fail(program, f"is of another MPI: {mpi.strip()[:60]}", "use that of Open MPI, which tells its ranks their number")
+        what = f"is of another MPI: {mpi.strip()[:60]}" if mpi else f"does not say its version within {_ANSWER_S} s"
+        yield fail(program, what, "use that of Open MPI, which tells its ranks their number")
     elif name in _HAVE_RANKS and not {*own} & {*missing}:
         yield ok(name, "is there; it starts your program, whose lockstep.connect() starts the cluster with the flags in LOCKSTEP_UP")
     elif name == "kubernetes":
@@ -50,3 +53,10 @@ def engine_findings(given: Given) -> Iterator[Finding]:
         yield ok(name, "systemctl is in PATH")
     elif not missing:
         yield from host_findings(given)
+
+
+def _first_words(program: str) -> str:
+    """Returns what a program says of its version; empty: nothing within 10 s."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_S).stdout
+    return ""

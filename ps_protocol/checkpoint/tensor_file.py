@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,15 @@ def decode_header(content: bytes, *, file_bytes: int, where: str, max_tensors: i
     num_bytes = LENGTH_BYTES + len(content)
     _check_places(entries, file_bytes - num_bytes, where=where)
     return Header(metadata=metadata, tensors=tuple(entries), num_bytes=num_bytes)
+
+
+def mapped(path: Path) -> tuple[Header, Array]:
+    """Returns the header of a file on this machine, and the bytes that follow it as a memory map. Raises OSError, DataLoss."""
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        length = decode_length(file.read(LENGTH_BYTES), file_bytes=file_bytes, where=str(path))
+        header = decode_header(file.read(length), file_bytes=file_bytes, where=str(path))
+    return header, np.memmap(path, np.uint8, mode="r")[header.num_bytes :].view(np.ndarray)
 
 
 def _code_of(tensor: SavedTensor) -> str:

@@ -211,7 +211,8 @@ def content_messages(
     first: bytes, reading: Reading, encoding: FloatEncoding = FloatEncoding.AS_IS, *, start: int = 0
 ) -> Generator[bytes, None, None]:
     """Yields a reading's messages, from a byte on; `first`, serialised, is joined with the first frame, or goes alone. Raises StepGone."""
-    for offset, data in from_offset(reading.chunks(FRAME_BYTES, encoding), start):
+    chunks: Iterable[tuple[int, memoryview]] = reading.chunks(FRAME_BYTES, encoding)
+    for offset, data in from_offset(chunks, start) if start else chunks:
         message = encode_frame(first, offset=offset, data=data)
         # After the copy and before it is visible.
         reading.check()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.checkpoint.tensor_file import LENGTH_BYTES, SavedTensor, decode_header, decode_length, encode_header
+from ps_protocol.checkpoint.tensor_file import SavedTensor, encode_header, mapped
 from ps_protocol.errors import DataLoss
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -69,14 +69,10 @@ def save_checkpoint(prefix: str | Path, values: Mapping[str, Array], *, global_s
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Returns the content of a checkpoint. Raises OSError, and DataLoss for a file that is damaged or not a checkpoint."""
-    content = np.fromfile(path, np.uint8)
-    where = str(path)
-    length = decode_length(content[:LENGTH_BYTES].tobytes(), file_bytes=content.size, where=where)
-    header = decode_header(content[LENGTH_BYTES : LENGTH_BYTES + length].tobytes(), file_bytes=content.size, where=where)
+    header, tensors = mapped(Path(path))
     step = header.metadata.get("global_step", "")
     if not step.isdecimal():
         raise DataLoss(f"{path}: its global_step is {step[:40]!r}; use an earlier checkpoint")
-    tensors = content[header.num_bytes :]
     values = {one.name: tensors[one.start : one.stop].copy().view(one.dtype).reshape(one.shape) for one in header.tensors}
     return Checkpoint(values=values, global_step=int(step))
 
