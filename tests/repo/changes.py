@@ -562,10 +562,10 @@ assert "workers at the save: 1" in again.stdout + again.stderr, again.stdout + a
 
 
 def touched() -> Iterator[tuple[str, str, str]]:
-    """Yields a row for each change: what it is, the files that it takes, and what is made from them."""
+    """Yields a row for each change: what it is, the files that it takes, and what makes others from them."""
     for change in CHANGES:
-        made = "`ps_protocol/v1`, `ps_protocol/wire/coders.py` (`make proto`)" if change.is_of_protocol else ""
-        options = "rows of docs/reference/cli.md (`make fix-docs`)" if "option" in change.what else ""
+        made = "`make proto`" if change.is_of_protocol else ""
+        options = "`make fix-docs`" if "option" in change.what else ""
         new = {edit.path for edit in change.edits if not edit.before}
         files = (f"a new file in `{Path(path).parent}`" if path in new else f"`{path}`" for path in change.files)
         yield change.what, f"{len(change.files)}: {', '.join(files)}", made or options

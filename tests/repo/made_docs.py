@@ -65,7 +65,7 @@ def made_cli(page: str) -> str:
 
 def made_design(page: str) -> str:
     """Returns the page of the design with what made-up changes touch."""
-    table = _table(("change", "files by hand", "made from them"), touched())
+    table = _table(("change", "files by hand", "then"), touched())
     return _BLOCK.sub(lambda found: f"{found[1]}\n{table}\n\n{found[3]}", page)
 
 
