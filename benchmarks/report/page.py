@@ -64,7 +64,7 @@ def _blocks(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 # The heading of a table and the block of targets say the first three; the report has the others.
-_NOT_ON_THE_PAGE = {"ps", "policy", "targets", "… each", "peak MiB: each"}
+_NOT_ON_THE_PAGE = {"ps", "policy", "targets", "each run", "… each", "peak MiB: each"}
 
 
 def peers_block(report: Mapping[str, Any]) -> str:
