@@ -616,9 +616,10 @@ def _remedy(scene: Scene, lost: Sequence[Member]) -> tuple[str, tuple[str, ...]]
         )
     if not lease_end(one.lease_s):  # it lives in this process
         return "See what it is busy with.", ()
-    return f"See whether its process is stopped ({one.where}) or has ended: let it go on, or start another in its place.", (
-        f"kill -CONT {one.pid}",
-        *start,
+    return (
+        f"See whether its process is stopped ({one.where}) or has ended: let it go on, or start another in its place.",
+        # A process that has ended takes no signal, and then another is started.
+        (" || ".join([f"kill -CONT {one.pid}", *start]),),
     )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,13 +27,8 @@ class ClusterSpec:
     """
 
     def __init__(self, **flags: object) -> None:
-        if unknown := flags.keys() - _FLAGS.keys():
-            raise TypeError(f"a cluster has no flags {', '.join(sorted(unknown))}")
-        texts = {key: text_of(value) for key, value in flags.items() if value is not None and value is not False}
+        given = given_of(flags)
         try:
-            given = Given(split_range(texts), {})
-            for option in _FLAGS.values():
-                given[option]  # a wrong one is named before anything starts
             options.check_place(given)
             _check_restore(given)
             self.policy = options.policy_of(given)
@@ -124,6 +120,20 @@ def directory_of(place: str) -> Path | None:
 def flags_of(arguments: argparse.Namespace) -> dict[str, object]:
     """Returns the flags of a cluster among the arguments of a launcher, those that were given."""
     return {key: value for key, value in vars(arguments).items() if key in _FLAGS and value is not None}
+
+
+def given_of(flags: Mapping[str, object]) -> Given:
+    """Returns the options of these flags. Raises LaunchFailed for a wrong one, before anything starts."""
+    if unknown := flags.keys() - _FLAGS.keys():
+        raise TypeError(f"a cluster has no flags {', '.join(sorted(unknown))}")
+    texts = {key: text_of(value) for key, value in flags.items() if value is not None and value is not False}
+    try:
+        given = Given(split_range(texts), {})
+        for option in _FLAGS.values():
+            given[option]
+    except InvalidSpec as error:
+        raise LaunchFailed(error.message, exit_code=ExitCode.USAGE) from error
+    return given
 
 
 def _check_restore(given: Given) -> None:

@@ -123,7 +123,8 @@ class ChiefLink:
         except WorkerIndexTaken as error:
             if not _is_holder_dead(error, host=machine_name()):
                 raise
-            log.warning("taking over from a process that is gone: %s", error)
+            whose = f"{kind.name.lower()} {error.facts['worker']}"
+            log.warning("taking over from %s: its process on this machine, pid %s, has ended", whose, error.facts["pid"])
         return self._ask_for_place(kind=kind, index=index, takeover=True)
 
     def register_again(self, former: Participant, *, held: tuple[int, ...] = ()) -> Registration:

@@ -6,11 +6,24 @@ from typing import Any
 
 from lockstep.cli.clusters.up import add_run_dir, run_cluster
 from lockstep.demo.digits import DEFAULT, NAMES, ExamplesMissing, load_digits, optimizer_of
-from lockstep.launcher.spec import ClusterSpec, flags_of
+from lockstep.launcher.spec import ClusterSpec, flags_of, given_of
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import KINDS
 from ps_protocol.process.exit_codes import ExitCode
-from ps_protocol.process.options import BACKUP_WORKERS, LEASE, MAX_STEPS, NUM_PS, NUM_WORKERS, UP, Option, add_options, options_of
+from ps_protocol.process.options import (
+    BACKUP_WORKERS,
+    CONTRIBUTIONS,
+    LEASE,
+    MAX_STEPS,
+    NUM_PS,
+    NUM_WORKERS,
+    POLICY,
+    UP,
+    Option,
+    add_options,
+    options_of,
+)
 from ps_protocol.process.output import write_last
 from worker_client.model.wire_format import wire_format
 
@@ -54,7 +67,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     """Runs the demo to its end and returns the exit code."""
     try:
         flags = _worker_flags(arguments)
-        spec = _spec(flags_of(arguments))
+        spec = spec_of(flags_of(arguments))
         load_digits()
         command = [sys.executable, "-P", "-m", "lockstep.demo.worker", *flags]
         return run_cluster(spec, command, title="lockstep demo", run_dir=arguments.run_dir, environment=_ONE_THREAD)
@@ -63,13 +76,15 @@ def run_demo(arguments: argparse.Namespace) -> int:
         return error.exit_code if isinstance(error, LaunchFailed) else ExitCode.FAILED
 
 
-def _spec(given: dict[str, object]) -> ClusterSpec:
-    defaults = {"ps": _NUM_PS, "workers": _NUM_WORKERS, "lease": _LEASE_S}
-    spec = ClusterSpec(**{**defaults, **given})
-    has_common_steps = spec.policy.has_common_steps
-    if has_common_steps and spec.num_workers > 1 and "replicas_to_aggregate" not in given:
+def spec_of(flags: dict[str, object]) -> ClusterSpec:
+    """Returns the cluster that the flags make, with the demo's defaults. Raises LaunchFailed."""
+    flags = {"ps": _NUM_PS, "workers": _NUM_WORKERS, "lease": _LEASE_S, **flags}
+    given = given_of(flags)
+    has_common_steps = KINDS[given[POLICY]].has_common_steps
+    defaults = {"max_steps": _STEPS if has_common_steps else _SMALL_STEPS}
+    if has_common_steps and (given[NUM_WORKERS] or 1) > 1 and CONTRIBUTIONS not in given:
         defaults["backup_workers"] = 1
-    return ClusterSpec(**{**defaults, "max_steps": _STEPS if has_common_steps else _SMALL_STEPS, **given})
+    return ClusterSpec(**{**defaults, **flags})
 
 
 def _worker_flags(arguments: argparse.Namespace) -> list[str]:

@@ -87,7 +87,9 @@ def read_line(stream: IO[bytes] | None) -> str:
     return stream.readline().decode().strip()
 
 
-def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(stack: ExitStack, socket_dir: Path) -> None:
+def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(
+    stack: ExitStack, socket_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = ServedCluster(Shape(num_workers=2, lease_s=30), stack, directory=socket_dir)
     holder = talking(stack, sys.executable, "-c", HOLDER, cluster.chief_address, stderr=subprocess.PIPE)
     assert read_line(holder.stdout) == "ready"
@@ -97,6 +99,7 @@ def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(stac
     # Not waited for: a zombie counts as gone.
     wait_until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", what="the worker has died")
     replacement = cluster.session(0)
+    assert f"taking over from worker 0: its process on this machine, pid {holder.pid}, has ended" in caplog.messages
     assert not replacement.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
     assert replacement.push({"w": np.ones(3)}).is_accepted
 

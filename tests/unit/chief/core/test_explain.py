@@ -21,7 +21,7 @@ def test_the_missing_worker_is_named_with_its_last_sign_of_life_what_to_do_and_t
     driver.pass_time(5.1)
     assert words(driver) == (
         "Waiting 11 s for worker 1 (lease ended). See whether its process is stopped (on host-b pid 912) or has ended: let it go on,"
-        " or start another in its place; kill -CONT 912; LOCKSTEP_WORKER_INDEX=1 LOCKSTEP_CHIEF='unix:/tmp/a b/chief.sock' PROGRAM;"
+        " or start another in its place; kill -CONT 912 || LOCKSTEP_WORKER_INDEX=1 LOCKSTEP_CHIEF='unix:/tmp/a b/chief.sock' PROGRAM;"
         " step 0 has 1 of 2 contributions; last seen: worker 1 11.1 s ago on host-b pid 912"
     )
     assert driver.coordinator.status(driver.now).waiting_for == words(driver)

@@ -7,13 +7,15 @@ import pytest
 
 from chief.config import parse_config
 from lockstep.cli.clusters.change import change_of
+from lockstep.cli.clusters.demo import spec_of
+from lockstep.launcher.engines.engine import Engine
 from lockstep.launcher.spec import ClusterSpec, flags_of
 from lockstep.launcher.supervisor import LaunchFailed
 from lockstep.launcher.watch import needs_of
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
-from ps_protocol.process.options import UP, add_options, options_of
+from ps_protocol.process.options import MAX_STEPS, UP, add_options, options_of
 from ps_protocol.roles.chief import HyperparameterChange
 from tests.support.chief.chief_driver import Driver
 
@@ -59,6 +61,31 @@ def test_flags_name_a_policy_and_the_chief_is_given_the_same_one(words: str, pol
 def test_a_number_that_the_policy_has_no_use_for_is_refused(words: str, complaint: str) -> None:
     with pytest.raises(LaunchFailed, match=complaint):
         parsed(words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "backups", "max_steps"),
+    [
+        ({}, 1, "400"),
+        ({"workers": "1"}, 0, "400"),
+        ({"workers": "2:5"}, 1, "400"),
+        ({"replicas_to_aggregate": "2"}, 0, "400"),
+        ({"policy": "async"}, 0, "800"),
+        ({"policy": "async", "max_steps": "7"}, 0, "7"),
+    ],
+)
+def test_the_demo_takes_defaults_by_its_policy_and_asks_its_engine_once(
+    flags: dict[str, object], backups: int, max_steps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def engine_of(name: str, environment: object) -> Engine:
+        asked.append(name)
+        return Engine(hosts=())
+
+    monkeypatch.setattr("lockstep.launcher.spec.engine_of", engine_of)
+    spec = spec_of({"engine": "ray", **flags})
+    assert (spec.num_backups, spec.told[MAX_STEPS.variable], asked) == (backups, max_steps, ["ray"])
 
 
 def test_policy_changes_are_parsed_as_names_and_numbers() -> None:
