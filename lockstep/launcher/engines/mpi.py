@@ -6,14 +6,36 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from lockstep.launcher.engines import ranks
-from lockstep.launcher.engines.engine import Engine
+from lockstep.launcher.engines.engine import Engine, EngineKind
 from lockstep.launcher.engines.ranks import Ranks
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.security.tokens import write_secret
+
+_VERSION_S = 10
+
+
+def _check() -> tuple[str, str] | None:
+    what = f"does not say its version within {_VERSION_S} s"
+    with suppress(subprocess.TimeoutExpired):
+        said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=_VERSION_S).stdout
+        if "Open MPI" in said:
+            return None
+        what = f"is of another MPI: {said.strip()[:60]}"
+    return what, "use that of Open MPI, which tells its ranks their number"
+
+
+KIND = EngineKind(
+    program="mpirun",
+    starts_workers=True,
+    parts={"OMPI_COMM_WORLD_SIZE": "ranks of mpirun are one if it starts their program without lockstep up"},
+    check=_check,
+)
 
 
 def engine(environment: Mapping[str, str]) -> Engine:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from lockstep.launcher.engines.engine import Engine
+from lockstep.launcher.engines.engine import Engine, EngineKind
 from lockstep.launcher.hosts import Host
 from ps_protocol.errors import InvalidSpec, Unavailable
 
+KIND = EngineKind(module="ray")
 # The socket of a bridge that runs already.
 BRIDGE_VARIABLE = "LOCKSTEP_RAY_BRIDGE"
 _REACH = Path(__file__).parent / "ray_reach.py"

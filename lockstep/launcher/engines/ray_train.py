@@ -3,10 +3,11 @@
 import os
 from collections.abc import Mapping
 
-from lockstep.launcher.engines.engine import Engine
+from lockstep.launcher.engines.engine import Engine, EngineKind
 from lockstep.launcher.engines.ranks import Ranks
 from ps_protocol.errors import InvalidSpec
 
+KIND = EngineKind(module="ray", starts_workers=True)
 # The number of a rank, and the address of each rank's node.
 WORKERS_VARIABLE = "LOCKSTEP_RAY_TRAIN"
 

@@ -6,10 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from lockstep.launcher.engines import ranks
-from lockstep.launcher.engines.engine import Engine
+from lockstep.launcher.engines.engine import Engine, EngineKind
 from lockstep.launcher.engines.ranks import Ranks
 from ps_protocol.errors import InvalidSpec
 
+KIND = EngineKind(program="torchrun", module="torch", starts_workers=True)
 _ANSWER_S = 60.0
 
 
