@@ -118,7 +118,7 @@ def _functions(name: str) -> ModuleType:
 def _exit_code_of(error: Exception) -> int | None:
     """Returns 2 for a usage error, 1 for a failed command, and None for a defect, whose traceback is shown."""
     # Imported here: a health check runs every two seconds.
-    from lockstep.cli.answers import CommandFailed
+    from lockstep.cli.results import CommandFailed
     from lockstep.launcher.supervisor import LaunchFailed
     from ps_protocol.errors import InvalidSpec, PsError
 

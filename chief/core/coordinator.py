@@ -63,8 +63,8 @@ class Coordinator:
             HeartbeatRequest: cluster.joining.heartbeat,
             DeregisterRequest: cluster.joining.deregister,
             RegisterModelRequest: self._register_model,
-            CompleteInitializationRequest: cluster.models.complete,
-            GetModelRequest: cluster.models.get,
+            CompleteInitializationRequest: cluster.model_calls.complete,
+            GetModelRequest: cluster.model_calls.get,
             CommitPushRequest: lambda call, request, now: cluster.training.commit_push(call, request, now),
             DequeueTokenRequest: lambda call, request, now: cluster.training.dequeue_token(call, request, now),
             ChangeSettingsRequest: lambda call, request, now: cluster.training.change_settings(call, request, now),
@@ -137,7 +137,7 @@ class Coordinator:
     # -- events that concern several parts
 
     def _register_model(self, call: int, request: RegisterModelRequest, now: float) -> None:
-        self.cluster.models.register(call, request, now)
+        self.cluster.model_calls.register(call, request, now)
         self.cluster.recovery.presented(now)
 
     def _see_shard(self, event: ev.ShardSeen, now: float) -> None:

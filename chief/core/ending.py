@@ -154,8 +154,8 @@ class Ending:
         self._calls.answer_all(cluster.step)
         cluster.training.release()
         cluster.settings.refuse(TrainingFailed(f"training was finished ({reason}) before its settings were changed"))
-        cluster.models.refuse_completions(TrainingFailed(self.words_before_a_model))
-        cluster.models.answer_waiting()
+        cluster.model_calls.refuse_completions(TrainingFailed(self.words_before_a_model))
+        cluster.model_calls.answer_waiting()
         if not self._is_asked:
             self._latecomers_timer.set(now + _LATECOMERS_S)
         if self.awaited_workers and not cluster.members.num_live:
@@ -176,8 +176,8 @@ class Ending:
         cluster.settings.refuse(error)
         cluster.checkpoints.refuse(error)
         cluster.training.refuse_the_rest(error)
-        cluster.models.refuse_completions(error)
-        cluster.models.answer_waiting()
+        cluster.model_calls.refuse_completions(error)
+        cluster.model_calls.answer_waiting()
         cluster.joining.welcome()
         self.end_if_deserted()
 

@@ -95,7 +95,7 @@ class Joining:
         """Releases the tokens and ranges of a lost incarnation, and refuses its blocked calls."""
         if gone.kind is ParticipantKind.WORKER:
             self._cluster.training.leave(gone, error, now)
-            self._cluster.models.drop(self._members.participant(gone), error)
+            self._cluster.model_calls.drop(self._members.participant(gone), error)
 
     def _lose(self, gone: Member, now: float) -> None:
         self.release(gone, gone_error(gone, now=now), now)

@@ -173,7 +173,7 @@ Event = (
 # -- instructions
 
 
-Answer = (
+ReplyValue = (
     Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | SavedCheckpoint | LeaseReply | End | int | None
 )
 
@@ -284,7 +284,7 @@ class Reply:
     """Answer a caller."""
 
     call: int
-    value: Answer
+    value: ReplyValue
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

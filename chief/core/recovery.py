@@ -267,7 +267,7 @@ class Recovery:
                 self._begin_again(f"{others[0].name} was restarted before anything was trained")
             else:
                 self._await_model()
-        self._cluster.models.answer_waiting()
+        self._cluster.model_calls.answer_waiting()
 
     def _await_model(self) -> None:
         """All shards obey this chief and hold nothing: a worker brings the model."""
@@ -275,7 +275,7 @@ class Recovery:
         self._meet_predecessors()
         self._stage = None
         self._out.afterwards(self._cluster.proceed)
-        self._cluster.models.answer_waiting()
+        self._cluster.model_calls.answer_waiting()
 
     def _lose_what_another_had(self) -> None:
         """Notes that the cluster began again while this chief was cut off, and that it has taken another chief's training over."""
@@ -730,7 +730,7 @@ class Recovery:
         self._model.make_ready()
         self._cluster.ledger.roll_back(training.step, now=now)
         self._checkpoints.training_begins(now)
-        self._cluster.models.model_ready()
+        self._cluster.model_calls.model_ready()
         # The contributions that an earlier chief had counted may complete the step.
         self._out.afterwards(self._cluster.proceed)
         max_steps = self._config.max_steps

@@ -55,7 +55,7 @@ class Cluster:
         self.attachments = ContributedAttachments(self)
         self.checkpoints = Checkpoints(self, config.checkpoints)
         self.members = Members(self, epoch=1, session_key=session_key)
-        self.models = ModelCalls(self)
+        self.model_calls = ModelCalls(self)
         self.joining = Joining(self)
         self.ending = Ending(self)
         self.recovery = Recovery(self, new_life=new_life)
@@ -136,5 +136,5 @@ class Cluster:
     def refuse_participants(self, error: PsError) -> None:
         """All calls that wait as participants get this error."""
         self.training.refuse_tokens(error)
-        self.models.refuse_participants(error)
+        self.model_calls.refuse_participants(error)
         self.training.refuse_the_rest(error)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, TypeVar
 
-from chief.core.messages import Answer, Instruction, Note, NoteKind, Refuse, Reply
+from chief.core.messages import Instruction, Note, NoteKind, Refuse, Reply, ReplyValue
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
@@ -107,7 +107,7 @@ class Outbox:
         """Has something done."""
         self._instructions.append(instruction)
 
-    def reply(self, call: int, value: Answer) -> None:
+    def reply(self, call: int, value: ReplyValue) -> None:
         """Answers a caller."""
         self._instructions.append(Reply(call=call, value=value))
 
@@ -229,7 +229,7 @@ class Line(Generic[Ask]):
                 self._idle.append(timer)
         return blocked
 
-    def answer(self, who: int, value: Answer) -> bool:
+    def answer(self, who: int, value: ReplyValue) -> bool:
         """Answers a participant; False if it does not wait here."""
         blocked = self.take(who)
         if blocked is not None:
@@ -243,7 +243,7 @@ class Line(Generic[Ask]):
             self._waiting.out.refuse(blocked.call, error)
         return blocked is not None
 
-    def answer_all(self, value: Answer) -> None:
+    def answer_all(self, value: ReplyValue) -> None:
         """Answers all waiting calls."""
         for who in [*self._blocked]:
             self.answer(who, value)

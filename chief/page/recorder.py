@@ -38,7 +38,7 @@ _MAX_INTERVAL_S = 60.0
 _NOTHING = WorkerTraffic()
 
 
-class Cluster(Protocol):
+class StatusSource(Protocol):
     """The chief, as the page sees it. For all threads."""
 
     def status(self, *, max_ledger_entries: int) -> ClusterStatus:
@@ -63,7 +63,7 @@ class Recorder:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: StatusSource,
         *,
         read_metrics: Callable[[ClusterStatus], Sequence[MetricCell]],
         clock: Callable[[], float] = time.monotonic,

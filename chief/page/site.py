@@ -11,7 +11,7 @@ from typing import TypeVar
 from chief.page.event_log import EventLog
 from chief.page.feed import additions, snapshot
 from chief.page.keeper import StoryKeeper
-from chief.page.recorder import Cluster, FirstServer, Recorder
+from chief.page.recorder import FirstServer, Recorder, StatusSource
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
 from ps_protocol.roles.chief import ClusterStatus, ContributionCounts
@@ -38,7 +38,7 @@ class Page:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: StatusSource,
         *,
         name: str,
         join_counts: Callable[[ContributionCounts], None],

@@ -54,7 +54,7 @@ class Replica:
 
 
 @light_dataclass(slots=True, kw_only=True)
-class Finding:
+class Survey:
     """The reports of one shard's replicas before a chief has adopted them: `best` is the replica with the highest step.
 
     `is_proven`: no other can have continued without it. `is_known`: it holds a model.
@@ -91,7 +91,7 @@ def latest_fence(fence: Fence, statuses: Iterable[ShardStatus]) -> Fence:
     return replace(fence, chief_incarnation=max(status.fence.chief_incarnation for status in statuses))
 
 
-def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) -> Finding:
+def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) -> Survey:
     """Judges replicas that no chief has adopted yet. Raises a failure if the one that does not answer may have a later step.
 
     One that was counted on alone is enough, and is the one to believe: the others were left behind, however far they are. Else all must
@@ -102,7 +102,7 @@ def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) 
         raise failures[0]
     best = max(alone or statuses, key=lambda replica: _age_order(statuses[replica]))
     holders = [status for status in statuses.values() if status.step is not None]
-    return Finding(best=best, statuses=statuses, is_proven=best in alone or len(holders) in (0, len(statuses)))
+    return Survey(best=best, statuses=statuses, is_proven=best in alone or len(holders) in (0, len(statuses)))
 
 
 async def why_lost(replica: Replica, fence: Fence) -> str:
@@ -266,7 +266,7 @@ class ReplicatedLink:
         self._chief_address = ""
         self._session_keys: tuple[bytes, ...] = ()
         self._first = self.replicas[0]
-        self._finding: Finding | None = None
+        self._survey: Survey | None = None
         # Those that obey this chief, so that no earlier one can continue with them; and those that were counted on alone until then.
         self._obeying: set[Replica] = set()
         self._were_alone: set[Replica] = set()
@@ -292,15 +292,15 @@ class ReplicatedLink:
     @property
     def is_proven(self) -> bool:
         """Whether the state found at the start is the newest of the shard, as far as its own replicas can tell."""
-        return self._finding.is_proven if self._finding is not None else self._is_proven
+        return self._survey.is_proven if self._survey is not None else self._is_proven
 
     def distrust(self) -> None:
         """Nothing confirms that the model that was found is the newest: the shard counts as lost, and its next adoption drops it."""
-        if self._finding is None:
+        if self._survey is None:
             self._distrusted.update(one.process for one in self.members)
         else:
-            self._distrusted.update(status.process_incarnation for status in self._finding.statuses.values())
-            self._finding = None
+            self._distrusted.update(status.process_incarnation for status in self._survey.statuses.values())
+            self._survey = None
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
         """Returns the identity of the first that answers. Raises if one of them is not this shard."""
@@ -350,8 +350,8 @@ class ReplicatedLink:
             answers = await all_of(*(one.link.call(ShardStatusRequest(), timeout_s=timeout_s) for one in self.replicas))
             both = zip(self.replicas, answers, strict=True)
             found = {one: self._met(one, answer) for one, answer in both if isinstance(answer, ShardStatus)}
-            self._finding = judge(found, [answer for answer in answers if isinstance(answer, PsError)])
-            return self._note(self._finding.status())
+            self._survey = judge(found, [answer for answer in answers if isinstance(answer, PsError)])
+            return self._note(self._survey.status())
         asked = [*self.members]
         tasks: Tasks = {one: asyncio.ensure_future(one.link.call(request, timeout_s=timeout_s)) for one in asked}
         lost = await finished(tasks, fence)
@@ -377,8 +377,8 @@ class ReplicatedLink:
             return await self._take_over(request.fence, timeout_s, is_again=is_again)
 
     async def _take_over(self, fence: Fence, timeout_s: float, *, is_again: bool) -> Adoption:
-        finding = self._finding  # kept until this has succeeded: a later look may find half of it
-        wanted = [*finding.statuses] if finding is not None else [*self.replicas]
+        survey = self._survey  # kept until this has succeeded: a later look may find half of it
+        wanted = [*survey.statuses] if survey is not None else [*self.replicas]
         answers = await all_of(*(self._adopt(one, timeout_s) for one in wanted))
         if rest := self._taken_in_since(wanted):
             wanted += rest
@@ -389,13 +389,13 @@ class ReplicatedLink:
         for one, error in failed.items():
             one.missing = error.message
         self._check_adopted(failed)
-        if finding is not None and finding.is_known and finding.statuses[finding.best].fence.epoch == fence.epoch:
-            if finding.best not in adoptions:
-                raise failed[finding.best]
-            best = self._best_of(finding, found)
+        if survey is not None and survey.is_known and survey.statuses[survey.best].fence.epoch == fence.epoch:
+            if survey.best not in adoptions:
+                raise failed[survey.best]
+            best = self._best_of(survey, found)
             members = [one for one in adoptions if one is best or await self._goes_along(one, found, best)]
-            is_same = all(finding.has_met(one, status, adoption) for one, (status, adoption) in found.items())
-            self._is_proven = finding.is_proven and (best in self._were_alone or is_same)
+            is_same = all(survey.has_met(one, status, adoption) for one, (status, adoption) in found.items())
+            self._is_proven = survey.is_proven and (best in self._were_alone or is_same)
         elif not adoptions:
             raise min(failed.values(), key=order_of)
         elif is_again:
@@ -418,7 +418,7 @@ class ReplicatedLink:
         self._identity = self._told or best.process
         self._count_on(members)
         await self.mark_alone()
-        self._finding = None
+        self._survey = None
         return self._joined(adoptions[best], [adoptions[one] for one in members])
 
     def _joined(self, best: Adoption, members: Sequence[Adoption]) -> Adoption:
@@ -463,12 +463,12 @@ class ReplicatedLink:
         if errors:
             raise min(errors, key=order_of)
 
-    def _best_of(self, finding: Finding, found: Mapping[Replica, tuple[ShardStatus, Adoption]]) -> Replica:
+    def _best_of(self, survey: Survey, found: Mapping[Replica, tuple[ShardStatus, Adoption]]) -> Replica:
         """Returns the one to believe. An earlier chief may have had one apply a step since the look, and cannot any more."""
-        if finding.best in self._were_alone:
-            return finding.best
+        if survey.best in self._were_alone:
+            return survey.best
         steps = {one: adoption.step for one, (status, adoption) in found.items() if status.fence.epoch == self.fence.epoch}
-        return max([finding.best, *steps], key=lambda one: -1 if (step := steps.get(one)) is None else step)
+        return max([survey.best, *steps], key=lambda one: -1 if (step := steps.get(one)) is None else step)
 
     async def _goes_along(self, one: Replica, found: Mapping[Replica, tuple[ShardStatus, Adoption]], best: Replica) -> bool:
         """Whether a replica is counted on beside the one to believe: not if the chief before had left it behind."""

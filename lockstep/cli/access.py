@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.cli.answers import CommandFailed
+from lockstep.cli.results import CommandFailed
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode

@@ -289,7 +289,7 @@ class _Simulation:
         self._num_queued = 0
         self._step_times: list[float] = []
         self._stalenesses: list[int] = []
-        self._setup_reply: ev.Answer = None
+        self._setup_reply: ev.ReplyValue = None
         self._step: ev.ApplyStep | None = None  # that is being applied
         self._sends = Transfers(self, alone_s=costs.send_s, then=self._compute)
         self._receives = Transfers(self, alone_s=costs.receive_s, then=self._received)
@@ -356,7 +356,7 @@ class _Simulation:
         assert isinstance(reply, ModelReply)
         self._setup(CompleteInitializationRequest(participant=first, attempt=reply.attempt))
 
-    def _setup(self, request: Request[Any]) -> ev.Answer:
+    def _setup(self, request: Request[Any]) -> ev.ReplyValue:
         self._handle(ev.Asked(call=_SETUP_CALL, request=request))
         return self._setup_reply
 

@@ -36,7 +36,7 @@ class Contribution(NamedTuple):
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)
-class Staged:
+class ReadyToSend:
     """A contribution as it is sent."""
 
     parts: Sequence[ShardPart]
@@ -154,7 +154,7 @@ class Training:
         self._unlock_lent()
         return dict(self._gradients.ask(may_overlap=self._may_overlap).views)
 
-    async def stage(self, content: Contribution | None, step: int, *, is_waited_for: bool) -> Staged:
+    async def stage(self, content: Contribution | None, step: int, *, is_waited_for: bool) -> ReadyToSend:
         """If the user gets no word before there is a token, in strict sync what he has of the shards' memory is not copied."""
         self._unlock_lent()
         state, may_lend = self._state, is_waited_for and not self._may_overlap
@@ -170,9 +170,9 @@ class Training:
             if self._member.registration.rejects_nonfinite:
                 self._finite.check(staged, who=f"{self._who}, step {step}")
         parts = self._shard_parts.parts(staged, is_last_counted=state.num_pushes not in state.refused)
-        return Staged(parts, metrics, staging)
+        return ReadyToSend(parts, metrics, staging)
 
-    async def push(self, staged: Staged, push_id: PushId, step: int, *, refused: tuple[int, ...]) -> list[PushResult]:
+    async def push(self, staged: ReadyToSend, push_id: PushId, step: int, *, refused: tuple[int, ...]) -> list[PushResult]:
         """Sends all shards their parts."""
         results = self._shards.push(
             staged.parts, layout_hashes=self._shard_parts.layout_hashes, push_id=push_id, step=step, metrics=staged.metrics, refused=refused

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from chief.core.messages import Answer, Done, Failed, KeepRecord
+from chief.core.messages import Done, Failed, KeepRecord, ReplyValue
 from chief.core.waiting import Blocked, Line
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -55,7 +55,7 @@ class RecordVersions:
 class _Held:
     """An answer about a contribution (None: about something else). `version`: the record that makes it certain; None: only its step."""
 
-    value: Answer
+    value: ReplyValue
     push_id: PushId | None
     version: int | None
 
@@ -92,7 +92,7 @@ class Answers:
 
     # -- answers
 
-    def tell(self, call: int, value: Answer, *, push_id: PushId | None, commit: CommitResult | None, now: float) -> None:
+    def tell(self, call: int, value: ReplyValue, *, push_id: PushId | None, commit: CommitResult | None, now: float) -> None:
         """Gives an answer with the outcome of a contribution: now, or once it is certain."""
         if self._is_certain(push_id, commit):
             self._out.reply(call, value)
@@ -108,7 +108,7 @@ class Answers:
         else:
             self._linger.set(now + LINGER_S)
 
-    def tell_of_data(self, call: int, value: Answer, *, now: float) -> None:
+    def tell_of_data(self, call: int, value: ReplyValue, *, now: float) -> None:
         """Gives an answer that depends on ranges that are done, or on lasting attachments: once another chief would know them."""
         if not self._is_needed or (self._is_data_kept and not self._unkept and not self._attachments.has_unkept):
             self._out.reply(call, value)
@@ -116,7 +116,7 @@ class Answers:
         self._hold(call, value, push_id=None, is_on_its_way=False, now=now)
         self._keep_if_awaited()
 
-    def tell_of_lease(self, call: int, value: Answer, *, now: float) -> None:
+    def tell_of_lease(self, call: int, value: ReplyValue, *, now: float) -> None:
         """Gives an answer that depends on which data is leased: when another chief would know that there is any."""
         if self._is_data_kept:
             self._out.reply(call, value)
@@ -230,7 +230,7 @@ class Answers:
             return True
         return push_id in self._certain
 
-    def _hold(self, call: int, value: Answer, *, push_id: PushId | None, is_on_its_way: bool, now: float) -> None:
+    def _hold(self, call: int, value: ReplyValue, *, push_id: PushId | None, is_on_its_way: bool, now: float) -> None:
         version = None if is_on_its_way else self._versions.latest + 1
         self._line.block(call, _Held(value=value, push_id=push_id, version=version), until=now + _RECORD_S)
 

@@ -13,7 +13,6 @@ from chief.core.cluster.members import Member, merged_pushes, quorum
 from chief.core.cluster.settings import Change
 from chief.core.epoch.answers import Answers
 from chief.core.messages import (
-    Answer,
     ApplyStep,
     BringReplicasBack,
     Done,
@@ -23,6 +22,7 @@ from chief.core.messages import (
     NoteKind,
     PrepareStep,
     ReplicaReady,
+    ReplyValue,
 )
 from chief.core.waiting import Blocked, slice_s
 from chief.core.wording import listed, printable
@@ -391,7 +391,7 @@ class Training:
     def _token_cancelled(self, blocked: Blocked[_TokenAsk]) -> None:
         self.policy.forget_wish(blocked.who)
 
-    def _tell(self, call: int, value: Answer, commit: PushCommit | None, result: CommitResult | None, now: float) -> None:
+    def _tell(self, call: int, value: ReplyValue, commit: PushCommit | None, result: CommitResult | None, now: float) -> None:
         if commit is not None and commit.is_applied and (commit.ranges or commit.attached is not NO_ATTACHMENTS):
             self.answers.tell_of_data(call, value, now=now)
         else:

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import plain, printable
+from lockstep.cli.results import CommandResult
 from lockstep.doctor.findings import Finding, is_fit, lines, summary
 from lockstep.doctor.machine import machine_findings
 from ps_protocol.process import options
@@ -34,7 +34,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser, [options.CHECKPOINT_DIR, options.TABLE_DIR])
 
 
-def run_doctor(arguments: argparse.Namespace) -> Answer:
+def run_doctor(arguments: argparse.Namespace) -> CommandResult:
     """Prints each finding at once, and returns how many there are; exit code 1 if something fails."""
     found = []
     has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -44,7 +44,7 @@ def run_doctor(arguments: argparse.Namespace) -> Answer:
             for line in lines(finding, has_colours=has_colours):
                 print(line if has_colours else printable(line), flush=True)
     fields = {"is_fit": is_fit(found), "findings": plain(found)}
-    return Answer(words=summary(found), fields=fields, exit_code=ExitCode.DONE if is_fit(found) else ExitCode.FAILED)
+    return CommandResult(words=summary(found), fields=fields, exit_code=ExitCode.DONE if is_fit(found) else ExitCode.FAILED)
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:

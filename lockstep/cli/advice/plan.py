@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep.cli.access import add_arguments, chief_of
-from lockstep.cli.answers import Answer, CommandFailed
 from lockstep.cli.formatting import duration_text, table
+from lockstep.cli.results import CommandFailed, CommandResult
 from lockstep.cli.watch.recordings import statuses
 from lockstep.planning.latencies import Latency, latency_of, measured, numbers_of, with_failures, with_stragglers
 from lockstep.planning.plan import Plan, Question, make_plan
@@ -120,14 +120,14 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_plan(arguments: argparse.Namespace) -> Answer:
+def run_plan(arguments: argparse.Namespace) -> CommandResult:
     """Plans or records, and returns the plan, or what was recorded."""
     if sum(given is not None for given in (arguments.times, arguments.latency, arguments.record)) != 1:
         raise InvalidSpec("want one of TIMES, --latency and --record (see lockstep plan --help)")
     if arguments.record is not None:
         return _record(arguments)
     plan = make_plan(_question(arguments))
-    return Answer(words=plan_text(plan), fields=plan.as_fields())
+    return CommandResult(words=plan_text(plan), fields=plan.as_fields())
 
 
 def _question(arguments: argparse.Namespace) -> Question:
@@ -196,7 +196,7 @@ def _policy(word: str) -> PolicySpec:
     raise InvalidSpec(f"--compare: got {word[:40]!r}, want {' or '.join(_COMPARED)}")
 
 
-def _record(arguments: argparse.Namespace) -> Answer:
+def _record(arguments: argparse.Namespace) -> CommandResult:
     if not arguments.duration >= 0.001:
         raise InvalidSpec(f"--for: got {arguments.duration:g}, want 0.001 or more seconds")
     path: Path = arguments.record
@@ -216,7 +216,7 @@ def _record(arguments: argparse.Namespace) -> Answer:
     if not rows:
         raise CommandFailed(f"{path} is not written: no worker made two contributions; record for longer")
     median_s, num_workers = statistics.median(row.seconds for row in rows), len({row.worker for row in rows})
-    return Answer(
+    return CommandResult(
         words=f"{path}: {len(rows)} times of {num_workers} workers, median {duration_text(median_s)}",
         fields={"file": str(path), "num_times": len(rows), "num_workers": num_workers, "median_s": median_s},
     )

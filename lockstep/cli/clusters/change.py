@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.cli.access import add_arguments, chief_of
-from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import plain
+from lockstep.cli.results import CommandResult
 from lockstep.cli.watch.view import policy_text
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import constant
@@ -45,7 +45,7 @@ def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", default="requested by a user", help="reason to show in status and logs")
 
 
-def run_policy(arguments: argparse.Namespace) -> Answer:
+def run_policy(arguments: argparse.Namespace) -> CommandResult:
     """Returns the policy, or the new one."""
     given = Given(vars(arguments), {})
     _check_timeout(arguments)
@@ -54,26 +54,26 @@ def run_policy(arguments: argparse.Namespace) -> Answer:
             _check_nothing_given(given)
             status = chief.status()
             counts = {"replicas_to_aggregate": status.replicas_to_aggregate, "total_num_replicas": status.total_num_replicas}
-            return Answer(words=policy_text(status), fields={"policy": plain(status.policy), "step": status.global_step, **counts})
+            return CommandResult(words=policy_text(status), fields={"policy": plain(status.policy), "step": status.global_step, **counts})
         name = PolicyName[arguments.policy.upper()]
         num_workers = chief.status().total_num_replicas or None if BACKUP_WORKERS in given else None
         policy = policy_of(given, name=name, contributions=contributions_of(given, name, num_workers=num_workers))
         reply = _changed(chief, arguments, policy=policy)
         fields = {"policy": plain(policy), "step": reply.step, "version": reply.version}
-        return Answer(words=f"policy {policy.text} from step {reply.step} on", fields=fields)
+        return CommandResult(words=f"policy {policy.text} from step {reply.step} on", fields=fields)
 
 
-def run_set(arguments: argparse.Namespace) -> Answer:
+def run_set(arguments: argparse.Namespace) -> CommandResult:
     """Changes numbers of an optimizer and returns from which step on they count."""
     _check_timeout(arguments)
     with chief_of(arguments) as chief:
         numbers = change_of(arguments.changes, variable=arguments.variable)
         reply = _changed(chief, arguments, hyperparameters=numbers)
         words = f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
-        return Answer(words=words, fields={"changes": arguments.changes, "step": reply.step, "version": reply.version})
+        return CommandResult(words=words, fields={"changes": arguments.changes, "step": reply.step, "version": reply.version})
 
 
-def run_finish(arguments: argparse.Namespace) -> Answer:
+def run_finish(arguments: argparse.Namespace) -> CommandResult:
     """Ends training and returns at which step."""
     with chief_of(arguments) as chief:
         cluster = chief.status().cluster
@@ -82,7 +82,7 @@ def run_finish(arguments: argparse.Namespace) -> Answer:
             FinishTrainingRequest(reason=f"{arguments.reason} (`lockstep finish` on {socket.gethostname()} pid {os.getpid()})")
         )
     words = f"cluster {cluster!r} at {chief.address}: training is finished at step {step}; the processes end as their workers leave"
-    return Answer(words=words, fields={"step": step, "reason": arguments.reason, "cluster": cluster, "chief": chief.address})
+    return CommandResult(words=words, fields={"step": step, "reason": arguments.reason, "cluster": cluster, "chief": chief.address})
 
 
 def _changed(chief: Chief, arguments: argparse.Namespace, **change: Any) -> SettingsReply:

@@ -8,8 +8,8 @@ from functools import partial
 from lockstep.audit.books import Books, check_books
 from lockstep.audit.facts import Facts, facts_of
 from lockstep.audit.values import Recomputed, recompute
-from lockstep.cli.answers import Answer, CommandFailed
 from lockstep.cli.progress import Progress, shown
+from lockstep.cli.results import CommandFailed, CommandResult
 from ps_protocol.errors import PsError
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.history import Chronicle, read_history
@@ -59,7 +59,7 @@ def _recompute(facts: Facts) -> Recomputed:
         return recompute(facts, on_step=partial(progress.advance, 1, total=total))
 
 
-def run_audit(arguments: argparse.Namespace) -> Answer:
+def run_audit(arguments: argparse.Namespace) -> CommandResult:
     """Returns the result of the audit. Its exit code is 0 if all promises were kept, 1 if not, 2 if no history can be read."""
     started = time.monotonic()
     try:
@@ -88,7 +88,7 @@ def run_audit(arguments: argparse.Namespace) -> Answer:
         said.append(f"{values.num_steps} steps of servers computed again{since}")
     said.append(f"{'clean' if not problems else f'{len(problems)} problems'} ({time.monotonic() - started:.1f} s)")
     fields = _fields(facts, books, values, problems)
-    return Answer(words="\n".join(said), fields=fields, exit_code=ExitCode.FAILED if problems else ExitCode.DONE)
+    return CommandResult(words="\n".join(said), fields=fields, exit_code=ExitCode.FAILED if problems else ExitCode.DONE)
 
 
 def _count(number: int, what: str, plural: str = "s") -> str:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lockstep.certs import create
-from lockstep.cli.answers import Answer, CommandFailed
+from lockstep.cli.results import CommandFailed, CommandResult
 from ps_protocol.process.exit_codes import ExitCode
 
 
@@ -24,7 +24,7 @@ def add_certs_create_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=int, default=365, metavar="N", help="days that the certificates are valid (default 365)")
 
 
-def run_certs_create(arguments: argparse.Namespace) -> Answer:
+def run_certs_create(arguments: argparse.Namespace) -> CommandResult:
     """Makes the files and returns their names."""
     directory: Path = arguments.directory
     try:
@@ -38,4 +38,4 @@ def run_certs_create(arguments: argparse.Namespace) -> Answer:
         "a worker:  LOCKSTEP_TLS_CA=ca.pem LOCKSTEP_TOKEN_FILE=worker.token  [LOCKSTEP_TLS_CERT=worker.pem LOCKSTEP_TLS_KEY=worker.key]",
         "keep ca.key secret: its holder can make certificates for this cluster",
     )
-    return Answer(words="\n".join(words), fields={"directory": str(directory), "files": [*names]})
+    return CommandResult(words="\n".join(words), fields={"directory": str(directory), "files": [*names]})

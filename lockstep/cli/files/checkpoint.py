@@ -13,9 +13,9 @@ from lockstep.checkpoint_export import export
 from lockstep.checkpoint_fold import folded
 from lockstep.checkpoint_import import import_checkpoint
 from lockstep.cli.access import add_arguments, chief_of
-from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import bytes_text, table
 from lockstep.cli.progress import shown
+from lockstep.cli.results import CommandResult
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage, LocalStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PsError
@@ -79,28 +79,28 @@ def _cluster_of(arguments: argparse.Namespace) -> str:
     return Given(vars(arguments), os.environ)[CALLED_CLUSTER]
 
 
-def run_checkpoint_save(arguments: argparse.Namespace) -> Answer:
+def run_checkpoint_save(arguments: argparse.Namespace) -> CommandResult:
     """Has the cluster save one, and returns its tag and step."""
     if not arguments.timeout > 0:
         raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
     with chief_of(arguments) as chief:
         saved = await_checkpoint(lambda asked, timeout_s: chief.call(asked), Wait("the checkpoint", timeout_s=arguments.timeout))
-    return Answer(words=f"saved {saved.tag}, step {saved.step}", fields={"tag": saved.tag, "step": saved.step})
+    return CommandResult(words=f"saved {saved.tag}, step {saved.step}", fields={"tag": saved.tag, "step": saved.step})
 
 
-def run_checkpoint_ls(arguments: argparse.Namespace) -> Answer:
+def run_checkpoint_ls(arguments: argparse.Namespace) -> CommandResult:
     """Returns a table of whole checkpoints, and what is wrong with the others."""
     storage = _storage_of(arguments)
     whole, others = list_checkpoints(storage, cluster=_cluster_of(arguments))
     rows = [("checkpoint", "step", "epoch", "ps", "size", "rests on", "saved at", "cluster"), *map(_row, whole)]
     said = [table(rows, left=(0, 5, 6, 7)) if whole else f"no complete checkpoint in {storage.place}"]
-    return Answer(
+    return CommandResult(
         words="\n".join([*said, *(f"{one.tag}: {one.reason}" for one in others)]),
         fields={"place": storage.place, "whole": [_fields(one) for one in whole], "others": [dataclasses.asdict(one) for one in others]},
     )
 
 
-def run_checkpoint_verify(arguments: argparse.Namespace) -> Answer:
+def run_checkpoint_verify(arguments: argparse.Namespace) -> CommandResult:
     """Returns what is whole and what is damaged; exit code 1 if one is, or there is none."""
     storage, found, known = _storage_of(arguments), list[dict[str, object]](), dict[CheckpointFile, PsError | None]()
 
@@ -122,7 +122,7 @@ def run_checkpoint_verify(arguments: argparse.Namespace) -> Answer:
     for skipped in others:
         note(skipped.tag, skipped.reason, is_whole=False, is_damaged=not skipped.is_incomplete)
     said = [f"{one['tag']}: {'DAMAGED: ' if one['is_damaged'] else ''}{one['words']}" for one in found]
-    return Answer(
+    return CommandResult(
         words="\n".join(said) or f"no complete checkpoint in {storage.place}",
         fields={"place": storage.place, "checkpoints": found},
         exit_code=ExitCode.FAILED if any(one["is_damaged"] for one in found) or not whole else ExitCode.DONE,
@@ -136,7 +136,7 @@ def _chosen(storage: CheckpointStorage, arguments: argparse.Namespace) -> tuple[
     return whole, tuple(one for one in others if not one.is_foreign)
 
 
-def run_checkpoint_export(arguments: argparse.Namespace) -> Answer:
+def run_checkpoint_export(arguments: argparse.Namespace) -> CommandResult:
     """Writes the file and returns what is in it."""
     storage = _storage_of(arguments)
     tag = check_tag(arguments.tag) if arguments.tag else None
@@ -151,10 +151,10 @@ def run_checkpoint_export(arguments: argparse.Namespace) -> Answer:
         names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots, variable=arguments.variable, on_read=on_read)
     fields = {"file": str(arguments.file), "tag": found.checkpoint.tag, "step": found.checkpoint.step, "tensors": [*names]}
     words = f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}"
-    return Answer(words=words, fields=fields)
+    return CommandResult(words=words, fields=fields)
 
 
-def run_checkpoint_changes(arguments: argparse.Namespace) -> Answer:
+def run_checkpoint_changes(arguments: argparse.Namespace) -> CommandResult:
     """Writes a file for each checkpoint since the last call, and returns their names; with `--follow` says each and goes on."""
     directory, written, storage = arguments.directory, list[dict[str, object]](), _storage_of(arguments)
     if isinstance(storage, LocalStorage) and Path(storage.place).resolve() in (directory.resolve(), *directory.resolve().parents):
@@ -176,14 +176,16 @@ def run_checkpoint_changes(arguments: argparse.Namespace) -> Answer:
         written.append({"file": str(path), "tag": one.tag, "step": one.step, "since": one.since})
         if arguments.follow:
             print(_words_of_changes(written.pop()), flush=True)
-    return Answer(words="\n".join(map(_words_of_changes, written)) or f"nothing is new in {storage.place}", fields={"files": written})
+    return CommandResult(
+        words="\n".join(map(_words_of_changes, written)) or f"nothing is new in {storage.place}", fields={"files": written}
+    )
 
 
 def _words_of_changes(one: dict[str, object]) -> str:
     return f"{one['file']}: step {one['step']}, {'what changed since ' + str(one['since']) if one['since'] else 'all rows'}"
 
 
-def run_checkpoint_import(arguments: argparse.Namespace) -> Answer:
+def run_checkpoint_import(arguments: argparse.Namespace) -> CommandResult:
     """Makes the checkpoint and returns its tag, and what it took."""
     storage, cluster, path = _storage_of(arguments), _cluster_of(arguments), arguments.file
     if path.suffix != ".safetensors":
@@ -203,7 +205,7 @@ def run_checkpoint_import(arguments: argparse.Namespace) -> Answer:
         print(f"not used, since the checkpoint has no such tensor: {', '.join(map(repr, found.unused))}", file=sys.stderr)
     if newest != tag:
         print(f"{newest} is newer: start the cluster with --restore {tag}", file=sys.stderr)
-    return Answer(
+    return CommandResult(
         words=f"{tag}: step {step}, {len(found.names)} tensors of {path}",
         fields={"file": str(path), "tag": tag, "step": step, "tensors": [*found.names], "unused": [*found.unused], "newest": newest},
     )

@@ -5,8 +5,8 @@ import dataclasses
 import time
 from pathlib import Path
 
-from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import duration_text, plain, printable, table
+from lockstep.cli.results import CommandResult
 from ps_protocol.process.local_clusters import LocalEntry, local_clusters
 from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.tokens import token_of
@@ -19,12 +19,12 @@ def add_ls_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", action="store_true", help="print addresses of pages with the token of a reader, who can only look")
 
 
-def run_ls(arguments: argparse.Namespace) -> Answer:
+def run_ls(arguments: argparse.Namespace) -> CommandResult:
     """Returns the clusters."""
     clusters = local_clusters()
     if arguments.token:
         clusters = [dataclasses.replace(one, page=_with_token(one)) for one in clusters]
-    return Answer(words=listing(clusters) if clusters else NOBODY, fields=plain(clusters))
+    return CommandResult(words=listing(clusters) if clusters else NOBODY, fields=plain(clusters))
 
 
 def _with_token(one: LocalEntry) -> str:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import worker_client
 from lockstep.cli.access import add_arguments, chief_of
-from lockstep.cli.answers import CommandFailed
+from lockstep.cli.results import CommandFailed
 from lockstep.tensorboard import TensorBoardWriter
 from lockstep.timeline import Timeline
 from ps_protocol.errors import InvalidSpec

@@ -4,8 +4,8 @@ import argparse
 
 from chief.page.recorder import NUM_STEPS, Recorder
 from lockstep.cli.access import add_arguments, chief_of
-from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import plain
+from lockstep.cli.results import CommandResult
 from lockstep.cli.watch.view import fields_of, status_lines, why_lines
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.roles.chief import GetModelRequest
@@ -20,7 +20,7 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--placement", action="store_true", help="also show on which parameter server each variable lies")
 
 
-def run_status(arguments: argparse.Namespace) -> Answer:
+def run_status(arguments: argparse.Namespace) -> CommandResult:
     """Returns all that is known of the cluster."""
     if not 0 <= arguments.ledger <= NUM_STEPS:
         raise InvalidSpec(f"--ledger: got {arguments.ledger}, want 0 to {NUM_STEPS}")
@@ -28,7 +28,7 @@ def run_status(arguments: argparse.Namespace) -> Answer:
         look = Recorder(chief, read_metrics=lambda status: ()).look()
         placement = chief.call(GetModelRequest(max_wait_s=0.0)).placement if arguments.placement else None
     words = "\n".join(status_lines(look, placement=placement, num_ledger=arguments.ledger))
-    return Answer(words=words, fields=fields_of(look.status, placement=placement, num_ledger=arguments.ledger))
+    return CommandResult(words=words, fields=fields_of(look.status, placement=placement, num_ledger=arguments.ledger))
 
 
 def add_why_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +36,10 @@ def add_why_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
-def run_why(arguments: argparse.Namespace) -> Answer:
+def run_why(arguments: argparse.Namespace) -> CommandResult:
     """Returns what the cluster waits for, and what to do."""
     with chief_of(arguments) as chief:
         status = chief.status()
     fields = {"state": status.state, "step": status.global_step, "epoch": status.epoch, "step_age_s": status.step_age_s}
     fields |= {"conditions": status.conditions, "waiting_for": status.waiting_for, "reason": status.reason}
-    return Answer(words="\n".join(why_lines(status)), fields=plain(fields))
+    return CommandResult(words="\n".join(why_lines(status)), fields=plain(fields))

@@ -36,7 +36,7 @@ def test_absent_peer_fails_and_says_what_to_do() -> None:
     code, findings = found_by(unused_address())
     assert code == 1
     # On a busy machine the time is up before the refusal comes.
-    assert findings[-1]["verdict"] == "fail" and "cannot reach" in findings[-1]["text"] and "firewall" in findings[-1]["advice"]
+    assert findings[-1]["severity"] == "fail" and "cannot reach" in findings[-1]["text"] and "firewall" in findings[-1]["advice"]
 
 
 def test_an_invalid_address_is_refused() -> None:
@@ -82,22 +82,22 @@ def start_role(stack: ExitStack, role: str, *words: str, announce: Path) -> str:
 def test_every_role_writes_to_the_place_for_checkpoints_and_nothing_is_left(socket_dir: Path, tmp_path: Path) -> None:
     place = tmp_path / "ckpt"
     (found,) = checkpoints_of(socket_dir, places=[place, place], of_chief=place)
-    assert (found["verdict"], found["text"]) == ("ok", f"{place}: 3 of 3 roles can write and read there, and share it")
+    assert (found["severity"], found["text"]) == ("ok", f"{place}: 3 of 3 roles can write and read there, and share it")
     assert [*place.iterdir()] == []
 
 
 def test_places_that_are_not_shared_are_named(socket_dir: Path, tmp_path: Path) -> None:
     (found,) = checkpoints_of(socket_dir, places=[tmp_path / "a", tmp_path / "b"], of_chief=tmp_path / "a")
-    assert found["verdict"] == "fail" and "cannot see what the other roles write there" in found["text"]
+    assert found["severity"] == "fail" and "cannot see what the other roles write there" in found["text"]
     assert str(tmp_path / "a") in found["text"] and str(tmp_path / "b") in found["text"]
 
 
 def test_the_role_that_cannot_write_its_checkpoints_is_named(socket_dir: Path, tmp_path: Path) -> None:
     own, common = tmp_path / "own", tmp_path / "common"
     first, *rest = checkpoints_of(socket_dir, places=[own, common], of_chief=common, broken=own)
-    assert first["verdict"] == "fail" and first["text"].startswith("ps 0: ") and str(own) in first["text"]
+    assert first["severity"] == "fail" and first["text"].startswith("ps 0: ") and str(own) in first["text"]
     assert "every checkpoint fails" in first["advice"]
-    assert not [one for one in rest if one["verdict"] == "fail"]
+    assert not [one for one in rest if one["severity"] == "fail"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_doctor_asks_a_kubernetes_what_it_takes(
     write_program(tmp_path / "kubectl", f'case "$*" in {answers} esac', monkeypatch)
     code, findings = found_by("--engine", "kubernetes")
     assert code == len(failed)
-    assert [f"{one['text']}: {one['advice']}" for one in findings if one["verdict"] == "fail"] == failed
+    assert [f"{one['text']}: {one['advice']}" for one in findings if one["severity"] == "fail"] == failed
     assert findings[-1]["text"] == "--as jobset works, --as trainjob does not, --cert-manager does not"
 
 
@@ -145,7 +145,7 @@ def test_the_doctor_says_before_a_start_what_an_engine_lacks_here(
 ) -> None:
     pytest.importorskip("cryptography", reason="several hosts need certificates, which the package cryptography makes")
     write_program(tmp_path / (program or "other"), script, monkeypatch)
-    assert [f"{one['check']}: {one['text']}" for one in found_by("--engine", engine)[1] if one["verdict"] == "fail"] == [
+    assert [f"{one['check']}: {one['text']}" for one in found_by("--engine", engine)[1] if one["severity"] == "fail"] == [
         *filter(None, [words])
     ]
 

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from lockstep.doctor import machine, peers
 from lockstep.doctor.files import file_findings, role_to_call_as
-from lockstep.doctor.findings import Finding, Verdict, fail, is_fit, lines, ok, summary, warn
+from lockstep.doctor.findings import Finding, Severity, fail, is_fit, lines, ok, summary, warn
 from lockstep.doctor.machine import LEAST_PYTHON, LEAST_VERSIONS, machine_findings
 from ps_protocol.errors import InvalidSpec, StorageFull
 from ps_protocol.roles.request import CallerRole
@@ -29,12 +29,12 @@ from tests.support.network.certificates import make
 from tests.support.repository import ROOT
 
 
-def of(check: str, findings: Sequence[Finding]) -> list[Verdict]:
-    return [one.verdict for one in findings if one.check == check]
+def of(check: str, findings: Sequence[Finding]) -> list[Severity]:
+    return [one.severity for one in findings if one.check == check]
 
 
 def wrong(findings: Sequence[Finding]) -> list[Finding]:
-    return [one for one in findings if one.verdict is not Verdict.OK]
+    return [one for one in findings if one.severity is not Severity.OK]
 
 
 def test_report_says_below_each_thing_that_is_wrong_what_to_do() -> None:
@@ -57,7 +57,7 @@ def test_the_doctor_finds_no_fault_in_this_machine() -> None:
     assert {"python", "lockstep", "grpcio", "localhost", "clock", "shared memory", "descriptors", "memory"} <= {
         one.check for one in findings
     }
-    assert all(one.advice for one in wrong(findings)) and not any(one.advice for one in findings if one.verdict is Verdict.OK)
+    assert all(one.advice for one in wrong(findings)) and not any(one.advice for one in findings if one.severity is Severity.OK)
 
 
 def test_least_versions_are_those_of_the_package() -> None:
@@ -70,31 +70,31 @@ def test_least_versions_are_those_of_the_package() -> None:
 def test_old_and_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LEAST_VERSIONS", {"grpcio": "999", "no-such-package": "1"})
     findings = [*machine_findings({})]
-    assert of("grpcio", findings) == of("no-such-package", findings) == [Verdict.FAIL]
+    assert of("grpcio", findings) == of("no-such-package", findings) == [Severity.FAIL]
     assert [one.advice for one in wrong(findings)][:2] == ["pip install 'grpcio>=999'", "pip install 'no-such-package>=1'"]
 
 
 def test_misspelt_variables_are_named() -> None:
     (found,) = [one for one in machine_findings({"LOCKSTEP_CHEIF": "x", "LOCKSTEP_CHIEF": "y"}) if one.check == "environment"]
-    assert found.verdict is Verdict.WARN and "LOCKSTEP_CHEIF" in found.text and "LOCKSTEP_CHIEF," not in found.text
+    assert found.severity is Severity.WARN and "LOCKSTEP_CHEIF" in found.text and "LOCKSTEP_CHIEF," not in found.text
 
 
 def test_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         findings = [*machine_findings({}, addresses=(address, "127.0.0.1:0"))]
-    assert of("port", findings) == [Verdict.FAIL, Verdict.OK]
-    assert address in next(one.text for one in findings if one.verdict is Verdict.FAIL)
+    assert of("port", findings) == [Severity.FAIL, Severity.OK]
+    assert address in next(one.text for one in findings if one.severity is Severity.FAIL)
 
 
 def test_the_disk_of_table_files_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of("table files", [*machine_findings({})]) == []
-    assert of("table files", [*machine_findings({}, table_dir=tmp_path / "none")]) == [Verdict.FAIL]
+    assert of("table files", [*machine_findings({}, table_dir=tmp_path / "none")]) == [Severity.FAIL]
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1 << 31))
-    assert of("table files", [*machine_findings({}, table_dir=tmp_path)]) == [Verdict.OK]
+    assert of("table files", [*machine_findings({}, table_dir=tmp_path)]) == [Severity.OK]
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=(1 << 30) - 1))
     (found,) = [one for one in machine_findings({}, table_dir=tmp_path) if one.check == "table files"]
-    assert found.verdict is Verdict.WARN and found.text == f"1.0 GiB free in {tmp_path}"
+    assert found.severity is Severity.WARN and found.text == f"1.0 GiB free in {tmp_path}"
 
 
 # -- certificates and tokens
@@ -134,9 +134,9 @@ def test_the_doctor_reports_nothing_about_files_that_are_not_given() -> None:
 
 def test_certificate_of_another_cluster_authority_or_key_fails(directory: Path, tmp_path: Path) -> None:
     make(tmp_path, cluster="other")
-    assert of("tls names", [*file_findings(given(directory), cluster="another")]) == [Verdict.OK, Verdict.FAIL]
-    assert of("tls chain", [*file_findings(given(directory, tls_ca=tmp_path / "ca.pem"), cluster="")]) == [Verdict.FAIL]
-    assert Verdict.FAIL in of("tls key", [*file_findings(given(directory, tls_key=tmp_path / "ps.key"), cluster="")])
+    assert of("tls names", [*file_findings(given(directory), cluster="another")]) == [Severity.OK, Severity.FAIL]
+    assert of("tls chain", [*file_findings(given(directory, tls_ca=tmp_path / "ca.pem"), cluster="")]) == [Severity.FAIL]
+    assert Severity.FAIL in of("tls key", [*file_findings(given(directory, tls_key=tmp_path / "ps.key"), cluster="")])
 
 
 def signed(path: Path, *, begins: timedelta, ends: timedelta) -> Path:
@@ -149,39 +149,39 @@ def signed(path: Path, *, begins: timedelta, ends: timedelta) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("begins", "ends", "verdict"),
+    ("begins", "ends", "severity"),
     [
-        (timedelta(days=-30), timedelta(days=-1), Verdict.FAIL),
-        (timedelta(days=1), timedelta(days=30), Verdict.FAIL),
-        (timedelta(days=-300), timedelta(days=3), Verdict.WARN),
-        (timedelta(hours=-1), timedelta(hours=23), Verdict.OK),
-        (timedelta(days=-1), timedelta(days=90), Verdict.OK),
+        (timedelta(days=-30), timedelta(days=-1), Severity.FAIL),
+        (timedelta(days=1), timedelta(days=30), Severity.FAIL),
+        (timedelta(days=-300), timedelta(days=3), Severity.WARN),
+        (timedelta(hours=-1), timedelta(hours=23), Severity.OK),
+        (timedelta(days=-1), timedelta(days=90), Severity.OK),
     ],
     ids=["expired", "not yet", "ends soon", "lasts a day", "in order"],
 )
-def test_the_doctor_checks_the_dates_of_a_certificate(tmp_path: Path, begins: timedelta, ends: timedelta, verdict: Verdict) -> None:
+def test_the_doctor_checks_the_dates_of_a_certificate(tmp_path: Path, begins: timedelta, ends: timedelta, severity: Severity) -> None:
     path = signed(tmp_path / "ca.pem", begins=begins, ends=ends)
-    assert of("tls authority", [*file_findings(Security(tls_ca=path), cluster="")]) == [verdict]
+    assert of("tls authority", [*file_findings(Security(tls_ca=path), cluster="")]) == [severity]
 
 
 def test_the_doctor_checks_no_dates_without_the_cryptography_package(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)  # importing it raises ImportError
-    assert of("tls dates", [*file_findings(given(directory), cluster="")]) == [Verdict.WARN]
+    assert of("tls dates", [*file_findings(given(directory), cluster="")]) == [Severity.WARN]
 
 
 def test_secrets_that_others_can_read_and_wrong_files_are_named(directory: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_bytes((directory / "tokens").read_bytes())
-    for mode, verdict in ((0o644, Verdict.FAIL), (0o640, Verdict.WARN), (0o600, Verdict.OK)):
+    for mode, severity in ((0o644, Severity.FAIL), (0o640, Severity.WARN), (0o600, Severity.OK)):
         tokens.chmod(stat.S_IFREG | mode)
-        assert of("token file", [*file_findings(Security(token_file=tokens), cluster="")])[-1] is verdict
+        assert of("token file", [*file_findings(Security(token_file=tokens), cluster="")])[-1] is severity
     tokens.write_text("worker short\n")
     (found,) = file_findings(Security(token_file=tokens), cluster="")
-    assert found.verdict is Verdict.FAIL and "line 1" in found.text and "short" not in found.text
+    assert found.severity is Severity.FAIL and "line 1" in found.text and "short" not in found.text
     (found,) = file_findings(Security(token_file=tmp_path / "nowhere"), cluster="")
-    assert found.verdict is Verdict.FAIL and "cannot read" in found.text
+    assert found.severity is Severity.FAIL and "cannot read" in found.text
     (tmp_path / "ca.pem").write_text("no certificate")
-    assert of("tls authority", [*file_findings(Security(tls_ca=tmp_path / "ca.pem"), cluster="")]) == [Verdict.FAIL]
+    assert of("tls authority", [*file_findings(Security(tls_ca=tmp_path / "ca.pem"), cluster="")]) == [Severity.FAIL]
 
 
 def test_the_doctor_says_which_role_failed_and_has_it_remove_what_that_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from ps_protocol.process.exit_codes import ExitCode
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandResult:
     """The result of a command: as text, and as a value for --json."""
 
     words: str
