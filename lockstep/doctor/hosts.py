@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 from lockstep.doctor.findings import Finding, fail, ok, warn
 from lockstep.launcher.engines.engine import engine_of
-from lockstep.launcher.hosts import Hosts, marked, parse_hosts
+from lockstep.launcher.hosts import Hosts, parse_hosts
+from lockstep.launcher.looks import looking_at
 from lockstep.launcher.spec import directory_of
 from lockstep.launcher.supervisor import Supervisor
 from ps_protocol.errors import InvalidSpec, Unavailable
@@ -28,11 +29,10 @@ def host_findings(given: Given) -> Iterator[Finding]:
     with ExitStack() as stack:
         supervisor = stack.enter_context(Supervisor(log_directory=None, show_line=lambda name, line: None))
         try:
-            marks = stack.enter_context(marked(() if place is None else (place,), mark=f".doctor-{supervisor.token}"))
+            looks = stack.enter_context(looking_at(hosts, () if place is None else (place,), supervisor=supervisor))
         except OSError as error:
             yield fail("checkpoint-dir", f"cannot write to {place}: {error.strerror}", "make it, on storage that all hosts share")
             return
-        looks = [supervisor.start(look) for look in hosts.looks(private=supervisor.directory, shared=marks)]
         supervisor.await_end(lambda: not any(one.is_running for one in looks), grace_s=_SAY_AFTER_S)
         for look in looks:
             if look.is_running:

@@ -5,7 +5,6 @@ the launcher or to the connection, no process is left behind: the end of standar
 """
 
 import base64
-import importlib.util
 import json
 import os
 import select
@@ -20,9 +19,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import lockstep
 from lockstep.launcher.gpus import VISIBLE, gpus_here
-from lockstep.launcher.program import what_lacks
+from lockstep.launcher.looks import Refused, answer_look, enter_host
 from lockstep.launcher.remote import BEAT_S, HEAD, MARK
 from lockstep.launcher.supervisor import Interrupted, Process, ProcessSpec, Supervisor
 from ps_protocol.security.tokens import write_secret
@@ -59,10 +57,6 @@ class Channel:
             data = data[os.write(self._output, data) :]
 
 
-class Refused(Exception):
-    """The process cannot run here; the text says why and what to do."""
-
-
 def main() -> int:
     """Returns the exit code: 0, however the process ended; 1 if the launcher is gone, 2 if there was none."""
     lines = _lines()
@@ -82,27 +76,9 @@ def main() -> int:
 
 
 def _run(task: dict[str, Any], lines: Iterator[bytes], channel: Channel) -> int:
-    if (version := task["version"]) != lockstep.__version__:
-        raise Refused(f"it has Lockstep {lockstep.__version__}, the launcher {version}; install the same")
-    try:
-        os.chdir(task["cwd"])
-    except OSError as error:
-        raise Refused(f"no {task['cwd']}: {error.strerror}; copy the program there, or name its place with --host-dir") from error
-    for path in task["shared"]:
-        if not os.path.exists(path):
-            raise Refused(f"it does not see {path}, which the launcher has written; all hosts must share that directory, or give a URL")
-        try:
-            os.close(os.open(own := f"{path}-{task['host']}", os.O_CREAT | os.O_EXCL))
-            os.unlink(own)
-        except OSError as error:
-            raise Refused(f"it cannot write to {os.path.dirname(path)}: {error.strerror}; servers and chief write there") from error
-    if task["only_looks"]:
-        if missing := [name for name in ("grpc", "numpy") if importlib.util.find_spec(name) is None]:
-            raise Refused(f"its Python, {sys.executable}, has no {' and no '.join(missing)}; install lockstep-ps there by pip")
-        wanted = _spec(task, Path())
-        environment = {name: text for name, text in {**os.environ, **wanted.environment}.items() if text is not None}
-        if wanted.command and (lacks := what_lacks(wanted.command, environment=environment)):
-            raise Refused(f"cannot start a worker: {lacks}")
+    enter_host(version=task["version"], cwd=task["cwd"])
+    if task["look_for"] is not None:
+        answer_look(task["look_for"], _spec(task, Path()), host=task["host"])
         return 0
     with Supervisor(log_directory=None, show_line=lambda name, line: channel.output(line)) as supervisor:
         # An engine that ends a job signals every process of it. This one passes on how the others end, and ends with the launcher.

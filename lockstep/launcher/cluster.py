@@ -12,7 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lockstep.launcher.gpus import VISIBLE, Gpus, gpus_here
-from lockstep.launcher.hosts import Hosts, marked
+from lockstep.launcher.hosts import Hosts
+from lockstep.launcher.looks import looking_at
 from lockstep.launcher.remote import EXIT_HOST_LOST
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import (
@@ -179,15 +180,14 @@ class LaunchedCluster:
             yield
             return
         directories = [path for path in (self.spec.directory, self.spec.history) if path is not None]
-        with marked(directories, mark=f".{self.name}-{self._supervisor.token}") as marks:
-            asked = self._hosts.looks(
-                private=self._supervisor.directory,
-                shared=marks,
-                num_workers=self.spec.num_workers,
-                command=command,
-                environment=self._passed_on(),
-            )
-            looks = [self._supervisor.start(look) for look in asked]
+        with looking_at(
+            self._hosts,
+            directories,
+            supervisor=self._supervisor,
+            num_workers=self.spec.num_workers,
+            command=command,
+            environment=self._passed_on(),
+        ) as looks:
             yield
             self._await(
                 lambda: any(one.returncode for one in looks) or not any(one.is_running for one in looks),

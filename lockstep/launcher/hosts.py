@@ -7,11 +7,9 @@ import base64
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import lockstep
 from lockstep.launcher.remote import EXIT_HOST_LOST
@@ -56,17 +54,6 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-@contextmanager
-def marked(directories: Iterable[Path], *, mark: str) -> Iterator[list[Path]]:
-    """Leaves a file in each of these directories within the block: a host that does not see it has another directory of that name."""
-    with ExitStack() as stack:
-        paths = [directory / mark for directory in directories]
-        for path in paths:
-            stack.callback(path.unlink, missing_ok=True)
-            path.touch()
-        yield paths
-
-
 class Hosts:
     """Places processes on hosts: the first has the chief, parameter servers and workers take turns, and a standby is not beside its twin.
 
@@ -106,25 +93,6 @@ class Hosts:
             self._lost.add(host.name)
         return self.of(process.name) is not host
 
-    def looks(
-        self,
-        *,
-        private: Path,
-        shared: Sequence[Path] = (),
-        num_workers: int = 0,
-        command: Sequence[str] = (),
-        environment: Mapping[str, str | None] = MappingProxyType({}),
-    ) -> Iterator[ProcessSpec]:
-        """Yields a process for each host that ends with 0 if others can run there, and otherwise with words that say why not.
-
-        `command` and `environment`: those of the workers, which their hosts are asked for.
-        """
-        working = {self.of(f"worker {index}").name for index in range(num_workers)}
-        for host in self:
-            wanted = command if host.name in working else ()
-            look = ProcessSpec(name=f"host {host.name}", command=wanted, environment=environment)
-            yield self.carried(look, host=host, private=private, shared=shared, only_looks=True)
-
     def carried(
         self,
         spec: ProcessSpec,
@@ -133,14 +101,12 @@ class Hosts:
         private: Path,
         files: Sequence[str] = (),
         returns: Sequence[str] = (),
-        shared: Sequence[Path] = (),
-        only_looks: bool = False,
+        look_for: Sequence[Path] | None = None,
     ) -> ProcessSpec:
         """Returns the local process that stands for `spec` on a host.
 
         `private`: the launcher's private directory. `files`: names there that the host gets; `returns`: names there that the host gives.
-        `shared`: files that the host must see, since the launcher has made them, and write others beside. `only_looks`: it asks whether
-        that could run there, or, without a command, any process of a cluster.
+        `look_for`: it asks whether that could run there, or, without a command, any process: the host must see these files of the launcher.
         """
         task = {
             "host": host.name,
@@ -148,8 +114,7 @@ class Hosts:
             "name": spec.name,
             "version": lockstep.__version__,
             "cwd": self._cwd,
-            "shared": [str(path) for path in shared],
-            "only_looks": only_looks,
+            "look_for": None if look_for is None else [str(path) for path in look_for],
             "command": list(spec.command),
             "environment": dict(spec.environment),
             "python": sys.executable,

@@ -117,7 +117,7 @@ def test_doctor_asks_each_host_whether_it_can_run_a_cluster(hosts: Path) -> None
     (hosts / "down" / "b").touch()
     ended = lockstep("doctor", "--hosts", ADDRESSES, "--json", timeout_s=60)
     found = {one["check"]: one for one in json.loads(ended.stdout)["findings"] if one["check"].startswith("host ")}
-    assert [found[f"host {name}"]["verdict"] for name in "abc"] == ["ok", "fail", "ok"] and ended.returncode == 1
+    assert [found[f"host {name}"]["severity"] for name in "abc"] == ["ok", "fail", "ok"] and ended.returncode == 1
     assert "host b does not run Lockstep's agent: ssh ended with exit code 255" in found["host b"]["text"]
     ended = lockstep("doctor", "--engine", "slurm")
     assert ended.returncode == 1 and "this is no job of Slurm; ask for one" in ended.stdout, ended.stdout
@@ -131,8 +131,8 @@ def test_doctor_and_up_say_which_host_has_another_directory_for_checkpoints_or_c
     place.mkdir()
     assert f"shares and writes {place}" in lockstep("doctor", *flags).stdout
     for before, words in {
-        f"rm {place}/.doctor-*": f"does not see {place}",  # as on a host where another directory has this name
-        f"mkdir $(echo {place}/.doctor-*)-a": f"cannot write to {place}: File exists; servers and chief write there",
+        f"rm {place}/.lockstep-*": f"does not see {place}",  # as on a host where another directory has this name
+        f"mkdir $(echo {place}/.lockstep-*)-a": f"cannot write to {place}: File exists; servers and chief write there",
     }.items():
         (hosts / "python").write_text(f'#!/bin/sh\n{before}\nexec {sys.executable} "$@"\n')
         (hosts / "python").chmod(0o755)
