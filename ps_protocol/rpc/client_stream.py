@@ -398,7 +398,7 @@ class Streams:
     """The streams to one method of a server. Thread-safe: one stream is kept, and uses at the same time have others, that end with them."""
 
     def __init__(self, connection: Connection, method: str, *, deadlines: CallDeadlines) -> None:
-        self._connection = connection
+        self.connection = connection
         self._method = method
         self._deadlines = deadlines
         self._lock = threading.Lock()
@@ -414,10 +414,10 @@ class Streams:
         """
         with self._lock:
             if self._is_closed:
-                raise Cancelled(f"{self._connection.target}: the connection was closed by this process")
+                raise Cancelled(f"{self.connection.target}: the connection was closed by this process")
             stream, self._kept = self._kept, None
             if stream is None:
-                stream = LongLivedStream(self._connection, self._method, deadlines=self._deadlines)
+                stream = LongLivedStream(self.connection, self._method, deadlines=self._deadlines)
             self._in_use.add(stream)
         try:
             with CancellingOnInterrupt(outlives_block=True) as block:

@@ -10,20 +10,9 @@ from lockstep.launcher.spec import ClusterSpec, flags_of, given_of
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import KINDS
+from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode
-from ps_protocol.process.options import (
-    BACKUP_WORKERS,
-    CONTRIBUTIONS,
-    LEASE,
-    MAX_STEPS,
-    NUM_PS,
-    NUM_WORKERS,
-    POLICY,
-    UP,
-    Option,
-    add_options,
-    options_of,
-)
+from ps_protocol.process.options import NUM_PS, NUM_WORKERS, UP, Option, add_options, options_of
 from ps_protocol.process.output import write_last
 from worker_client.model.wire_format import wire_format
 
@@ -55,9 +44,9 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     defaults: dict[Option[Any], str] = {
         NUM_PS: str(_NUM_PS),
         NUM_WORKERS: str(_NUM_WORKERS),
-        BACKUP_WORKERS: "1 where a step has several contributions, else 0",
-        MAX_STEPS: f"{_STEPS}; {_SMALL_STEPS} where every contribution is a step",
-        LEASE: f"{_LEASE_S:g}",
+        options.BACKUP_WORKERS: "1 where a step has several contributions, else 0",
+        options.MAX_STEPS: f"{_STEPS}; {_SMALL_STEPS} where every contribution is a step",
+        options.LEASE: f"{_LEASE_S:g}",
     }
     add_options(parser, options_of(UP), has_variables=False, defaults=defaults)
     add_run_dir(parser)
@@ -80,9 +69,9 @@ def spec_of(flags: dict[str, object]) -> ClusterSpec:
     """Returns the cluster that the flags make, with the demo's defaults. Raises LaunchFailed."""
     flags = {"ps": _NUM_PS, "workers": _NUM_WORKERS, "lease": _LEASE_S, **flags}
     given = given_of(flags)
-    has_common_steps = KINDS[given[POLICY]].has_common_steps
+    has_common_steps = KINDS[given[options.POLICY]].has_common_steps
     defaults = {"max_steps": _STEPS if has_common_steps else _SMALL_STEPS}
-    if has_common_steps and (given[NUM_WORKERS] or 1) > 1 and CONTRIBUTIONS not in given:
+    if has_common_steps and (given[NUM_WORKERS] or 1) > 1 and options.CONTRIBUTIONS not in given:
         defaults["backup_workers"] = 1
     return ClusterSpec(**{**defaults, **flags})
 

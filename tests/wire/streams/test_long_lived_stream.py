@@ -145,7 +145,7 @@ def test_error_that_ends_the_stream_is_rebuilt() -> None:
 
 def test_server_that_cannot_be_reached_is_unavailable() -> None:
     with stream_to(echo) as streams:
-        connection = streams._connection
+        connection = streams.connection
     with contextlib.closing(Connection(connection.address, name="ps 0", service="S")) as late:
         with pytest.raises(Unavailable, match="cannot reach ps 0"):
             ask(Streams(late, "M", deadlines=CallDeadlines()), b"a")
@@ -209,7 +209,7 @@ def test_uses_at_the_same_time_have_streams_of_their_own_and_one_is_kept() -> No
 
 def test_a_server_without_the_method_is_reported() -> None:
     with stream_to(echo) as streams, pytest.raises(Unimplemented):
-        ask(Streams(streams._connection, "Other", deadlines=CallDeadlines()), b"a")
+        ask(Streams(streams.connection, "Other", deadlines=CallDeadlines()), b"a")
 
 
 def test_close_ends_the_use_under_way_with_cancelled() -> None:
@@ -262,7 +262,7 @@ def test_request_and_its_answer_have_one_event(monkeypatch: pytest.MonkeyPatch) 
 
 def test_grpcio_has_what_the_direct_stream_needs() -> None:
     with stream_to(echo) as streams:
-        stream: Stream = _OPEN_STREAM(streams._connection.channel, "/S/M")
+        stream: Stream = _OPEN_STREAM(streams.connection.channel, "/S/M")
         assert isinstance(stream, client_stream._DirectStream)
         stream.end()
 

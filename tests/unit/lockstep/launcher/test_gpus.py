@@ -6,6 +6,7 @@ import pytest
 
 from lockstep.launcher import agent, gpus
 from lockstep.launcher.gpus import VISIBLE, Gpus, gpus_here
+from lockstep.launcher.looks import Refused
 from lockstep.launcher.supervisor import LaunchFailed
 
 
@@ -32,7 +33,7 @@ def test_on_this_machine_they_are_those_that_the_launcher_may_use() -> None:
 
 def test_a_host_names_its_gpus_and_refuses_a_worker_that_needs_more() -> None:
     assert agent._gpus("worker 1", ["1", "GPU-5b"], ("4", "5")) == "5,GPU-5b"
-    with pytest.raises(agent.Refused, match="worker 2 needs 4 GPUs here with the workers before it, and there are 2"):
+    with pytest.raises(Refused, match="worker 2 needs 4 GPUs here with the workers before it, and there are 2"):
         agent._gpus("worker 2", ["2", "3"], ("4", "5"))
 
 
