@@ -122,11 +122,11 @@ class Patch:
 
     def apply(self, words: Array) -> None:
         """Makes the later words of the earlier ones."""
-        words[self.positions] += self.changes
+        words[self.positions.astype(np.intp)] += self.changes  # else reading and writing would convert them, each for itself
 
     def undo(self, words: Array) -> None:
         """Makes the earlier words of the later ones."""
-        words[self.positions] -= self.changes
+        words[self.positions.astype(np.intp)] -= self.changes
 
 
 NO_PATCH = Patch(positions=np.empty(0, np.uint32), changes=np.empty(0, np.uint16))
@@ -205,12 +205,13 @@ def decode_patch(content: bytes | memoryview, *, num_words: int) -> Patch:
 
 
 def _gaps(positions: Array) -> Array:
-    between = np.diff(positions.astype(np.int64), prepend=-1) - 1
-    num_long = between // _LONG
-    ends = np.cumsum(num_long + 1)
-    gaps = np.full(int(ends[-1]) if ends.size else 0, _LONG, np.uint8)
-    gaps[ends - 1] = between - num_long * _LONG
-    return gaps
+    before = np.uint32(0xFFFFFFFF)  # the word before the first one, modulo 2^32
+    between = np.diff(positions, prepend=before) - np.uint32(1)
+    is_long = np.flatnonzero(between >= _LONG)
+    times, rest = np.divmod(between[is_long], np.uint32(_LONG))
+    ends = between.astype(np.uint8)
+    ends[is_long] = rest
+    return np.insert(ends, np.repeat(is_long, times), _LONG)
 
 
 def _positions(gaps: Array) -> Array:
