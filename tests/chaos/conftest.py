@@ -2,8 +2,9 @@
 
 import json
 import math
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,29 @@ def stack() -> Iterator[ExitStack]:
 def start(stack: ExitStack, tmp_path: Path, socket_dir: Path) -> Started:
     """Starts the cluster of a plan; several, one after the other, share checkpoints."""
     return lambda plan: Cluster(plan, stack, directory=tmp_path / "run", sockets=socket_dir).start()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own, where a cluster of `start` has its checkpoints."""
+    path = tmp_path / "run" / "checkpoints"
+    path.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(path)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"this system lets nobody mount a tmpfs here: {mounted.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def filled(disk: Path) -> Path:
+    """Fills all that is free of a disk with a file, and returns that."""
+    filler = disk / "somebody-elses"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return filler
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,7 @@ from ps_protocol.checkpoint.catalog import list_checkpoints, verify_checkpoint
 from ps_protocol.checkpoint.storage import LocalStorage
 from tests.chaos import claims, table_worker
 from tests.chaos.cluster import Cluster, Event
-from tests.chaos.conftest import Record, Started
+from tests.chaos.conftest import Record, Started, filled
 from tests.chaos.plan import ENDLESS, Plan
 from tests.chaos.test_servers import PS_TARGET_S
 from tests.unit.lockstep.cli.test_checkpoint import read_npz, read_safetensors
@@ -170,10 +169,7 @@ def test_a_full_or_read_only_disk_is_reported_and_used_again_as_soon_as_possible
     """With a file system that really is so."""
     cluster = start(Plan(max_steps=ENDLESS))
     cluster.await_(lambda: len(whole(cluster)) >= 2, what="there are checkpoints")
-    filler = disk / "somebody-elses"
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
+    filler = filled(disk)
     cluster.await_(lambda: "checkpoint" in _failed_saves(cluster), what="the chief says that it cannot save")
     intact = [path.name for path in whole(cluster)]
     assert intact
@@ -322,20 +318,6 @@ def test_clocks_that_differ_and_jump_decide_nothing(start: Started) -> None:
     hours = {name: (_clock_of(cluster, name) - _clock_of(cluster, "ps 1")).total_seconds() / 3600 for name in wrapper}
     assert hours == {"ps 0": pytest.approx(1.5, abs=0.6), "chief": pytest.approx(-0.5, abs=0.6), "worker 1": pytest.approx(24.5, abs=0.6)}
     cluster.assert_as_without_faults()
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own where the cluster's checkpoints go."""
-    path = tmp_path / "run" / "checkpoints"
-    path.mkdir(parents=True)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(path)], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"this system lets nobody mount a tmpfs here: {mounted.stderr.strip()}")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def _goes_on_at(cluster: Cluster, since: float) -> int:

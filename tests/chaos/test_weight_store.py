@@ -7,10 +7,12 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import worker_client
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.model.variables import Array
+from tests.chaos.conftest import filled
 from tests.support.cluster.processes import Plan, ProcessCluster
 from tests.support.processes.processes import end_of, speaking
 from tests.support.waiting import wait_until
@@ -31,9 +33,10 @@ class Trainer:
         self.values: dict[int, dict[str, Array]] = {}
         self._keep()
 
-    def step(self) -> None:
+    def step(self) -> int:
         self.session.step({name: self.rng.normal(size=value.shape).astype(value.dtype) for name, value in VALUES.items()}, timeout_s=30)
         self._keep()
+        return self.session.global_step
 
     def _keep(self) -> None:
         self.values[self.session.global_step] = {
@@ -49,6 +52,7 @@ class Trainer:
             np.testing.assert_array_equal(arrays[name], value, err_msg=f"{name} at step {step}")
 
 
+@pytest.mark.shows("F39")
 def test_one_that_is_killed_while_it_writes_never_shows_a_wrong_bit(socket_dir: Path, tmp_path: Path) -> None:
     place = tmp_path / "weights"
     with ExitStack() as stack:
@@ -86,3 +90,43 @@ def test_one_that_is_killed_while_it_writes_never_shows_a_wrong_bit(socket_dir: 
             trainer.session.finish("done")
             assert process.wait(30) == 0, end_of(process)
         wait_until(lambda: weights.wait() == newest and weights.is_over, what="the reader hears of the end")
+
+
+@pytest.mark.shows("F19", "F39")
+def test_on_a_full_disk_readers_keep_what_they_have_and_go_on_once_there_is_room(disk: Path, socket_dir: Path) -> None:
+    """Also where the writer is killed meanwhile, and started again while there is no room."""
+    with ExitStack() as stack:
+        cluster = ProcessCluster(Plan(num_ps=2, num_workers=1), stack, directory=socket_dir).start()
+        trainer = Trainer(cluster.session())
+        words = ["-m", "lockstep", "store", "--chief", cluster.chief_address, "--to", disk, "--wire", "bfloat16"]
+        keeping = stack.enter_context(speaking(*words))
+        readers = [stack.enter_context(closing(worker_client.follow(disk, interval_s=0.02)))]
+        held = readers[0].wait(step=trainer.step(), timeout_s=30)
+        filler = filled(disk)
+        trainer.step()
+        await_words(keeping, "the weights are not written: ")
+        keeping.kill()
+        keeping.wait()
+        keeping = stack.enter_context(speaking(*words))
+        trainer.step()
+        await_words(keeping, "the weights are not written: ")
+        readers.append(stack.enter_context(closing(worker_client.follow(disk, interval_s=0.02))))
+        for weights in readers:
+            trainer.check(weights)
+            assert weights.step == held
+        filler.unlink()
+        newest = trainer.step()
+        for weights in readers:
+            assert weights.wait(step=newest, timeout_s=30) == newest
+            trainer.check(weights)
+        assert keeping.poll() is None
+
+
+def await_words(process: "subprocess.Popen[str]", words: str) -> None:
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if words in line:
+            return
+    pytest.fail(f"it ended without saying {words!r}: {said}")

@@ -77,7 +77,8 @@ class StoreKeeper:
             raise InvalidSpec(f"{self._storage.place} has {foreign[0]!r}, which is nothing of weights; choose a place for them alone")
         self._leaving = {one.tag: time.monotonic() for one in stored if one.tag not in named}
         if self._index is not None:
-            self._put(self._index)
+            with suppress(*_TRIED_AGAIN):  # `keep` says so, and tries again
+                self._put(self._index)
 
     def keep(self, follower: Follower) -> None:
         """Writes each step that the follower has, several as one where writing takes longer, until training ends.
@@ -89,6 +90,7 @@ class StoreKeeper:
             is_over = follower.has_ended
             step = follower.look(self._taken, timeout_s=self._beat_s / 2)
             try:
+                self._remove_old()  # first, since it makes room
                 if step is not None:
                     self._write(step)
                 elif is_over:
@@ -97,7 +99,6 @@ class StoreKeeper:
                     return
                 elif self._index is not None and time.monotonic() - self._put_at >= self._beat_s:
                     self._put(replace(self._index, beat=self._index.beat + 1))
-                self._remove_old()
                 pauses = delays_s(random.Random(), max_s=_MAX_PAUSE_S)
             except _TRIED_AGAIN as error:
                 log.warning("the weights are not written: %s; trying again", error.message)

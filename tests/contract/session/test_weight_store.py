@@ -527,6 +527,19 @@ def test_a_full_disk_is_said_and_tried_again_while_training_goes_on(
     assert trained.errors == []
 
 
+def test_what_the_index_drops_makes_room_on_a_full_disk(trained: Trained, directory: str) -> None:
+    disk: Any = Failing(directory)
+    trained.keeping(disk, keep_steps=1, anchor_steps=1, keep_s=1.0)
+    for _ in range(3):
+        await_kept(directory, trained.step())
+    disk.is_full = True
+    trained.step()
+    named = {entry.tag for entry in index_of(directory).entries}
+    wait_until(lambda: {one.tag for one in open_storage(directory).stored()} == named, what="the others are gone")
+    disk.is_full = False
+    trained.check(trained.reader(directory))
+
+
 def test_a_second_writer_is_refused_while_the_first_one_lives(trained: Trained, place: str) -> None:
     trained.keeping(place)
     await_kept(place, 0)
