@@ -78,8 +78,7 @@ class FollowedWeights:
 
         Raises StepGone, LimitExceeded, InvalidSpec.
         """
-        num_dense = len(model.spec.layout.slices)
-        kind = request.encoding, tuple(sorted({index - num_dense for index in request.slices if index >= num_dense}))
+        kind = _kind_of(request, model)
         while True:
             one = self._of(kind, model)
             with one.lock:
@@ -100,6 +99,11 @@ class FollowedWeights:
 
     def _each(self, act: Callable[[int], int], numbers: Sequence[int]) -> None:
         share(self._threads, numbers, lambda number, _: act(number), num_threads=len(numbers), within=nullcontext)
+
+    def note(self, request: FetchRequest, model: ShardModel) -> None:
+        """Takes note that somebody waits, for whom the copy must stay however long a step takes."""
+        if (one := self._followed.get(_kind_of(request, model))) is not None:
+            one.asked_at = self._clock()
 
     def let_go_unused(self) -> None:
         """Gives back memory that no follower needs any more. Costs nothing where nobody follows."""
@@ -151,6 +155,11 @@ class FollowedWeights:
                         table.is_followed = any(table in other.tables for other in self._followed.values())
         finally:
             self._lock.release()
+
+
+def _kind_of(request: FetchRequest, model: ShardModel) -> _Kind:
+    num_dense = len(model.spec.layout.slices)
+    return request.encoding, tuple(sorted({index - num_dense for index in request.slices if index >= num_dense}))
 
 
 def _blocks(model: ShardModel, selection: Selection, copy: StepCopy, *, first: int, of: int) -> Iterator[tuple[int, Array]]:

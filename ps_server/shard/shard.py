@@ -346,6 +346,7 @@ class ServedShard:
             # Else the weights of a cluster that began anew would be taken for later ones of the one before.
             fences.check_era(request.era)
             model = self._model_locked(request.layout_hash)
+            self._followed.note(request, model)
             if model.step < request.least and request.max_wait_s:
 
                 def is_there() -> bool:
@@ -481,7 +482,8 @@ class ServedShard:
             return self._num_applied, self._apply_s
 
     def _status(self, request: ShardStatusRequest) -> ShardStatus:
-        # With zeros before there are variables; also while the shard shuts down.
+        # With zeros before there are variables; also while the shard shuts down. The chief asks all the time, also where no step is made.
+        self._followed.let_go_unused()
         with self._gate:
             fences, chief = self._gate.fences, self._gate.chief
             if request.fence != NOBODY and request.fence == fences.fence:
