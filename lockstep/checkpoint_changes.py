@@ -1,6 +1,7 @@
 """What each new checkpoint has changed, for who serves tables, as arrays or in files. Knows files and the format; no cluster."""
 
 import os
+import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.checkpoint_export import Part, export, parts_of, temporary_beside
+from lockstep.checkpoint_export import Part, export, parts_of
 from ps_protocol.checkpoint.catalog import list_checkpoints, max_tensors_of, open_storage
 from ps_protocol.checkpoint.storage import CheckpointStorage, LocalStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, encode_header, mapped, open_file, tensor_name
@@ -17,12 +18,15 @@ from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
 from ps_protocol.model.keys import KEYS_PART, ROWS_PART, USE_PART, KeySpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Checkpoint, check_tag
 from ps_protocol.roles.shard import CheckpointFile
 
 # Beside the files: the tag of the checkpoint whose file was written last.
 LAST = "LAST"
+# And the directory in which files are written.
+UNFINISHED = ".unfinished"
 # And in them, the keys that had a row in the checkpoint before and have none now.
 GONE_PART = "gone keys"
 
@@ -47,7 +51,7 @@ class Changes:
 
 
 def changes(
-    place: str | Path | CheckpointStorage,
+    place: str | Path,
     *,
     since: str = "",
     cluster: str = "",
@@ -55,14 +59,22 @@ def changes(
     directory: Path | None = None,
     on_skipped: Callable[[str], None] = lambda words: None,
 ) -> Iterator[Changes]:
-    """Yields what each checkpoint has changed after the one of the tag `since`, oldest first.
+    """Returns an iterator over what each checkpoint has changed after the one of the tag `since`, oldest first.
 
     At first, and where that one is no longer there, it yields all that the newest has. So who keeps the tag of what it has taken over, and
     begins again with it, gets every checkpoint's changes once. `follows`: goes on with each new checkpoint, without an end, and blocks
     until there is one. `cluster`: only checkpoints of this one. `directory`: for temporary files as large as a checkpoint. `on_skipped`: is
-    told once which cannot be read. Raises OSError and errors of the storage.
+    told once which cannot be read. Raises InvalidSpec at once for another `place` or `since`; OSError and errors of the storage.
     """
-    storage = open_storage(str(place)) if isinstance(place, (str, Path)) else place
+    if not isinstance(since, str):
+        raise InvalidSpec(f"since: got {shown(since)}, want the tag of the changes that were taken over last, such as 'step-000001200'")
+    storage = open_storage(str(place) if isinstance(place, Path) else place)
+    return _changes(storage, since=since, cluster=cluster, follows=follows, directory=directory, on_skipped=on_skipped)
+
+
+def _changes(
+    storage: CheckpointStorage, *, since: str, cluster: str, follows: bool, directory: Path | None, on_skipped: Callable[[str], None]
+) -> Iterator[Changes]:
     rows: dict[str, _KeyedRows] | None = None
     skipped = set[str]()
     while True:
@@ -98,34 +110,39 @@ def write_changes(
     """Writes a file for each of the `changes` since the last call, in this process or another; readers may remove what they have taken.
 
     A file is whole under its name, and on stable storage before the next is begun. One name is written a second time only after a crash in
-    the moment after it was written the first time.
+    the moment after it was written the first time. One call at a time has a directory: it removes what a killed one has left unfinished.
     """
-    known = LocalStorage(directory)
+    known, unfinished = LocalStorage(directory), directory / UNFINISHED
     try:
         since = check_tag(known.get(LAST).decode())
     except CheckpointNotFound:
         since = ""
     except (InvalidSpec, ValueError):
         raise DataLoss(f"{directory / LAST}: it is not what was written; remove it, and all rows are written anew") from None
-    for one in changes(storage, since=since, cluster=cluster, follows=follows, directory=directory, on_skipped=on_skipped):
-        path = directory / f"{one.tag}.safetensors"
-        # "pt": as in an export.
-        about = {"format": "pt", "tag": one.tag, "step": str(one.step), "cluster": one.cluster}
-        saved = [SavedTensor(name=name, array=array) for name, array in one.arrays.items()]
-        header, tensors = encode_header(saved, about | ({"since": one.since} if one.since else {}))
-        with temporary_beside(path) as beside:
-            with beside.open("wb") as file:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        for one in _changes(storage, since=since, cluster=cluster, follows=follows, directory=unfinished, on_skipped=on_skipped):
+            path = directory / f"{one.tag}.safetensors"
+            # "pt": as in an export.
+            about = {"format": "pt", "tag": one.tag, "step": str(one.step), "cluster": one.cluster}
+            saved = [SavedTensor(name=name, array=array) for name, array in one.arrays.items()]
+            header, tensors = encode_header(saved, about | ({"since": one.since} if one.since else {}))
+            written = unfinished / path.name
+            with written.open("wb") as file:
                 file.writelines([header, *(np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data for tensor in tensors)])
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(path)
-        opened = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
-        known.put(LAST, one.tag.encode())
-        yield path, one
+            written.replace(path)
+            opened = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
+            known.put(LAST, one.tag.encode())
+            yield path, one
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 class _KeyedRows:

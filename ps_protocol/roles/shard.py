@@ -436,8 +436,8 @@ class ShardReport:
     are `limit_bytes` at most (0: no limit). `files_bytes`: of rows and slots that lie in files, which are not part of them.
     `created_bytes`: first values that have arrived or been made, while the model is being created. `cpu_s`: processor time of the server's
     process, of all threads; 0 where the shard is in the process of another role. `num_rows`: of tables with keys; `num_made` were made,
-    `num_evicted` made room for others, `num_refused` keys found none, and `num_unadmitted` were not to have one yet. `num_found`: keys of
-    gradients that had a row, once for each step.
+    `num_evicted` made room or grew too old, `num_refused` keys found none, and `num_unadmitted` were not to have one yet. `num_found`: keys
+    of gradients that had a row, once for each step.
     """
 
     allocated_bytes: int = 0

@@ -94,8 +94,8 @@ class NumberedRows:
 class KeyedRows:
     """The rows of a slice of a keyed table; of those that there may be, the first `num_rows` are in use.
 
-    Their memory takes none until it is used. The counters are of all steps: keys that had a row, rows that were made, those whose place
-    went to another key, keys that found none, and keys that were not admitted.
+    Their memory takes none until it is used. The counters are of all steps: keys that had a row, rows that were made, those that made
+    room or grew too old, keys that found none, and keys that were not admitted.
     """
 
     # A key's place in the index, of which 25 to 70 % are taken; while a larger one is made there are two.
@@ -214,9 +214,11 @@ class KeyedRows:
         if plan.evicted.size:
             self._index.replace(plan.evicted, keys[plan.new[num_added:]])
         num_without = int(np.count_nonzero(plan.numbers < 0))
+        # A row that grew too old and begins anew in its place is one that went and one that was made.
+        num_again = plan.begins.size - plan.new.size
         self.num_found += plan.numbers.size - plan.begins.size - num_without
-        self.num_made += plan.new.size
-        self.num_evicted += plan.evicted.size
+        self.num_made += plan.new.size + num_again
+        self.num_evicted += plan.evicted.size + num_again
         self.num_refused += num_without
         if self._use.size:
             self._use[plan.numbers[plan.numbers >= 0]] = step & _STEP_BITS

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lockstep.__main__ import main
-from lockstep.checkpoint_changes import Changes, changes
+from lockstep.checkpoint_changes import LAST, UNFINISHED, Changes, changes
 from ps_protocol.checkpoint.catalog import find_checkpoint, list_checkpoints, prune
 from ps_protocol.checkpoint.storage import LocalStorage
-from ps_protocol.errors import CheckpointNotFound
+from ps_protocol.errors import CheckpointNotFound, InvalidSpec
 from ps_protocol.model.keys import gathered
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Checkpoint
@@ -226,7 +226,7 @@ def test_who_begins_again_with_the_tag_of_the_last_changes_gets_each_once_and_th
     training.train(2)
     base = training.save("step-000000002", has_deltas=True)
     again, lasting, num_gone = dict[str, Any](), dict[str, Any](), 0
-    follower = changes(place, follows=True)
+    follower = changes(place.place, follows=True)
     (first,) = changes(place.place)
     serve(again, first)
     serve(lasting, next(follower))
@@ -260,7 +260,7 @@ def test_changes_since_a_checkpoint_that_is_gone_are_all_of_the_newest(place: Lo
     _, chain = trained(place)
     (one,) = changes(place.place, since="step-000000001")
     assert (one.tag, one.step, one.since) == (chain[-1].tag, 5, "")
-    assert [(each.tag, each.since) for each in changes(place, since=chain[0].tag)] == [
+    assert [(each.tag, each.since) for each in changes(place.place, since=chain[0].tag)] == [
         (chain[1].tag, chain[0].tag),
         (chain[2].tag, chain[1].tag),
     ]
@@ -293,6 +293,24 @@ def test_changes_are_not_written_where_the_chief_would_remove_them(
     assert run("changes", str(directory), place=place) == 2
     assert "where what is no whole checkpoint is removed; choose a DIR outside" in capsys.readouterr().err
     assert sorted(Path(place.place).rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [((7,), "checkpoint directory: got '7', want a path"), (("ckpt", 7), "since: got 7, want the tag")]
+)
+def test_what_is_no_place_or_no_tag_is_refused_at_once(given: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        changes(given[0], since=given[1] if given[1:] else "")
+
+
+def test_what_a_killed_writer_has_left_unfinished_is_removed_by_the_next(place: LocalStorage, tmp_path: Path) -> None:
+    _, chain = trained(place)
+    left = tmp_path / UNFINISHED / ".step-000000001.x"
+    left.mkdir(parents=True)
+    (left / "all.safetensors").write_bytes(b"half")
+    assert run("changes", str(tmp_path), place=place) == 0
+    assert {path.name for path in tmp_path.iterdir()} >= {LAST, f"{chain[-1].tag}.safetensors"}
+    assert not (tmp_path / UNFINISHED).exists()
 
 
 def test_a_crash_leaves_the_same_name_again_and_never_a_gap(place: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

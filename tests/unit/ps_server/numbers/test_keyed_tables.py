@@ -334,6 +334,14 @@ def test_a_row_that_no_step_used_for_its_age_is_gone_and_its_memory_goes_to_othe
     assert table.num_rows < 150
 
 
+def test_a_row_that_begins_anew_by_its_age_counts_as_evicted_and_made() -> None:
+    table, keys = _bounded(0, "sgd", max_age_steps=3), np.sort(spread(np.arange(4)))
+    for step, some in enumerate((keys, keys[:1], keys[:1], keys[:1], keys)):
+        _step(table, some, step=step)
+    assert (table.num_rows, table.rows.num_made, table.rows.num_evicted) == (4, 4 + 3, 3)
+    assert table.rows.num_found == 4, "of the key that each step used"
+
+
 def test_a_key_is_admitted_with_its_probability_in_each_step_that_has_it() -> None:
     table, keys = _bounded(0, "sgd", admit_probability=0.1), np.sort(spread(np.arange(20_000)))
     known = []
