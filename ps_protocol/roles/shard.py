@@ -427,6 +427,20 @@ class ReadMetricsRequest:
     awaited: ClassVar[str] = "the metrics"
 
 
+@asks("ParameterService", "CountRows", by=READERS | CHIEF)
+class CountRowsRequest:
+    """Asks how many rows of a table with keys were used last 1 step ago (in the newest one), 2 to 3 steps ago, 4 to 7, and so on.
+
+    Empty: nothing of such a table is here, or its rows keep no step of their last use. Holds up no step; rows that one is just making may
+    count as older ones.
+    """
+
+    epoch: int
+    name: str
+    answer: ClassVar[type[tuple[int, ...]]] = tuple[int, ...]
+    awaited: ClassVar[str] = "the number of rows"
+
+
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
     """A shard's counters since it got its variables, and its needs: the chief's status passes it on as it is, and all of it is shown.

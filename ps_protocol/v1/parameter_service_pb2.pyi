@@ -643,6 +643,20 @@ class ReadMetricsResponse(_message.Message):
     cells: _containers.RepeatedCompositeFieldContainer[MetricCell]
     def __init__(self, cells: _Optional[_Iterable[_Union[MetricCell, _Mapping]]] = ...) -> None: ...
 
+class CountRowsRequest(_message.Message):
+    __slots__ = ("epoch", "name")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    name: str
+    def __init__(self, epoch: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class CountRowsResponse(_message.Message):
+    __slots__ = ("counts",)
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class KeepStoryRequest(_message.Message):
     __slots__ = ("story",)
     STORY_FIELD_NUMBER: _ClassVar[int]

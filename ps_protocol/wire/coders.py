@@ -20,7 +20,7 @@ from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, St
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
 from ps_protocol.roles.identity import HandshakeReply, HandshakeRequest, Identity, ProtocolVersion, Role, SeenPlace, TryCheckpointsRequest
-from ps_protocol.roles.shard import AdoptRequest, Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, DataSocketRequest, HiddenState, Invitation, KeepRecordRequest, KeepStoryRequest, Metric, MetricCell, OptimizerPowers, PrepareRequest, PushHeader, PushReply, PushResult, ReadMetricsRequest, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, ShardStatusRequest, ShutdownRequest, SparsePart, WorkerPushes
+from ps_protocol.roles.shard import AdoptRequest, Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, CountRowsRequest, DataSocketRequest, HiddenState, Invitation, KeepRecordRequest, KeepStoryRequest, Metric, MetricCell, OptimizerPowers, PrepareRequest, PushHeader, PushReply, PushResult, ReadMetricsRequest, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, ShardStatusRequest, ShutdownRequest, SparsePart, WorkerPushes
 from ps_protocol.roles.weights import FetchReply, FetchRequest, KeptWeights
 from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special
@@ -1426,6 +1426,18 @@ def read_ReadMetricsRequest(message: Any) -> ReadMetricsRequest:
     )
 
 
+def write_CountRowsRequest(value: CountRowsRequest, message: Any) -> None:
+    message.epoch = value.epoch
+    message.name = value.name
+
+
+def read_CountRowsRequest(message: Any) -> CountRowsRequest:
+    return CountRowsRequest(
+        epoch=message.epoch,
+        name=message.name,
+    )
+
+
 def write_ShardStatusRequest(value: ShardStatusRequest, message: Any) -> None:
     if (one := value.fence) is not _ShardStatusRequest_fence and one != _ShardStatusRequest_fence:
         write_Fence(one, message.fence)
@@ -2705,6 +2717,14 @@ def read_ReadMetricsResponse(message: Any) -> Any:
     return fields.decode_each(message.cells, read_MetricCell, field="cells") if message.cells else ()
 
 
+def write_CountRowsResponse(value: Any, message: Any) -> None:
+    message.counts.extend(value)
+
+
+def read_CountRowsResponse(message: Any) -> Any:
+    return tuple(message.counts)
+
+
 def write_ShutdownShardResponse(value: Any, message: Any) -> None:
     pass
 
@@ -2821,6 +2841,7 @@ WRITE: dict[type, Any] = {
     KeepRecordRequest: write_KeepRecordRequest,
     KeepStoryRequest: write_KeepStoryRequest,
     ReadMetricsRequest: write_ReadMetricsRequest,
+    CountRowsRequest: write_CountRowsRequest,
     ShardStatusRequest: write_ShardStatusRequest,
     ShutdownRequest: write_ShutdownRequest,
     DataSocketRequest: write_DataSocketRequest,
@@ -2954,6 +2975,7 @@ READ: dict[type, Any] = {
     KeepRecordRequest: read_KeepRecordRequest,
     KeepStoryRequest: read_KeepStoryRequest,
     ReadMetricsRequest: read_ReadMetricsRequest,
+    CountRowsRequest: read_CountRowsRequest,
     ShardStatusRequest: read_ShardStatusRequest,
     ShutdownRequest: read_ShutdownRequest,
     DataSocketRequest: read_DataSocketRequest,
@@ -3087,6 +3109,7 @@ MESSAGE: dict[type, Any] = {
     KeepRecordRequest: parameter_service_pb2.KeepRecordRequest,
     KeepStoryRequest: parameter_service_pb2.KeepStoryRequest,
     ReadMetricsRequest: parameter_service_pb2.ReadMetricsRequest,
+    CountRowsRequest: parameter_service_pb2.CountRowsRequest,
     ShardStatusRequest: parameter_service_pb2.GetShardStatusRequest,
     ShutdownRequest: parameter_service_pb2.ShutdownShardRequest,
     DataSocketRequest: parameter_service_pb2.OpenDataSocketRequest,
@@ -3165,6 +3188,7 @@ ANSWERS: dict[type, Any] = {
     KeepRecordRequest: (parameter_service_pb2.KeepRecordResponse, write_KeepRecordResponse, read_KeepRecordResponse),
     KeepStoryRequest: (parameter_service_pb2.KeepStoryResponse, write_KeepStoryResponse, read_KeepStoryResponse),
     ReadMetricsRequest: (parameter_service_pb2.ReadMetricsResponse, write_ReadMetricsResponse, read_ReadMetricsResponse),
+    CountRowsRequest: (parameter_service_pb2.CountRowsResponse, write_CountRowsResponse, read_CountRowsResponse),
     ShardStatusRequest: (parameter_service_pb2.GetShardStatusResponse, write_ShardStatus, read_ShardStatus),
     ShutdownRequest: (parameter_service_pb2.ShutdownShardResponse, write_ShutdownShardResponse, read_ShutdownShardResponse),
     DataSocketRequest: (parameter_service_pb2.OpenDataSocketResponse, write_Invitation, read_Invitation),

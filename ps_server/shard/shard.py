@@ -47,6 +47,7 @@ from ps_protocol.roles.shard import (
     AdoptRequest,
     ApplyReply,
     ApplyRequest,
+    CountRowsRequest,
     HiddenState,
     KeepRecordRequest,
     KeepStoryRequest,
@@ -156,6 +157,7 @@ class ServedShard:
             PrepareRequest: self._prepare_step,
             ApplyRequest: self.apply_step,
             ReadMetricsRequest: self._read_metrics,
+            CountRowsRequest: self._count_rows,
             FetchRequest: self._fetch,
             ShardStatusRequest: self._status,
             ShutdownRequest: self._shutdown,
@@ -475,6 +477,14 @@ class ServedShard:
     def _read_metrics(self, request: ReadMetricsRequest) -> tuple[MetricCell, ...]:
         with self._gate.admit(request.epoch):
             return tuple(self._model_locked().inbox.metrics.cells())
+
+    def _count_rows(self, request: CountRowsRequest) -> tuple[int, ...]:
+        with self._gate.admit(request.epoch):
+            model = self._model_locked()
+            step, tables = model.step, [table for table in model.keyed_tables if table.piece.variable.name == request.name]
+        # Without the lock, beside steps.
+        counts = [table.rows.counts_by_age(step=step) for table in tables]
+        return tuple(map(sum, zip(*counts, strict=True)))
 
     def applied(self) -> tuple[int, float]:
         """Returns how many steps this process has applied, and how many seconds that took altogether."""

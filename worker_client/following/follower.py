@@ -407,7 +407,9 @@ class Follower:
         copies = self._copies
         with_words = [index for index, copy in enumerate(copies) if copy.selection.num_words]
         if not with_words:
-            raise InvalidSpec("the model has nothing but tables: pass tables=True, or the names of those to follow")
+            keyed = [variable.name for variable in followed.model.variables if variable.keys is not None]
+            also = f". {_not_followed(keyed)}" if keyed else ""
+            raise InvalidSpec(f"the model has nothing but tables: pass tables=True, or the names of those to follow{also}")
         was_over = self._source.is_over  # before the last step may have been made
         if followed.policy.has_common_steps:
             received = self._receive_step(with_words)
@@ -439,13 +441,13 @@ class Follower:
 
     def _begin(self, followed: Followed) -> None:
         variables = {variable.name: variable for variable in followed.model.variables}
+        if self._wants_tables and (keyed := [name for name, variable in variables.items() if variable.keys is not None]):
+            log.warning("%s", _not_followed(keyed))
         for part in self._wanted.values() if self._wanted is not None else ():
             if (variable := variables.get(part.name)) is None:
                 raise VariableNotFound(f"the model has no variable {part.name!r}; it has {shown([*variables])}")
             if variable.keys is not None:
-                raise InvalidSpec(
-                    f"{part.name!r} is a table with keys, which has no size to be followed; read its rows: observe().read_rows()"
-                )
+                raise InvalidSpec(_not_followed([part.name]))
             try:
                 np.broadcast_to(False, variable.shape)[part.index]
             except (IndexError, TypeError) as error:
@@ -571,6 +573,14 @@ class Follower:
             if not self._closed.is_set():
                 self._error = error.with_traceback(None)
             self._changed.notify_all()
+
+
+def _not_followed(names: Sequence[str]) -> str:
+    one = f"{names[0]!r} is a table" if len(names) == 1 else f"{', '.join(map(repr, names))} are tables"
+    return (
+        f"{one} with keys, which are not followed: lockstep.checkpoint_changes.changes() gives the rows that each checkpoint has changed"
+        " (with --durability step, each step), and observe().read_rows() the rows of keys"
+    )
 
 
 def parts_of(names: "Iterable[str] | Mapping[str, str | Part] | None") -> dict[str, Part] | None:

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from benchmarks.harness.arguments import add_json
-from benchmarks.harness.processes import Cluster, rss_bytes
+from benchmarks.harness.processes import Cluster, cpu_s, rss_bytes
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import human_bytes
 from lockstep.launcher.spec import ClusterSpec
@@ -55,12 +55,16 @@ class KeysWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysReport:
-    """Seconds of each step: of the first pass over the batches, which makes the rows, and of the second; rows of each batch."""
+    """Seconds of each step: of the first pass over the batches, which makes the rows, and of the second; rows of each batch.
+
+    `cpu_s`: processor time of the worker in both.
+    """
 
     first_s: list[float]
     second_s: list[float]
     read_s: list[float]
     rows: list[int]
+    cpu_s: float
 
 
 def batches(work: KeysWork, worker: int) -> list[Any]:
@@ -96,6 +100,7 @@ def work(orders: dict[str, Any], station: Station) -> None:
         keys = [np.unique(one) for one in batches(work, session.worker_index)]
         _step(session, keys[0], None)
         station.say("warm")
+        began_s = time.process_time()
         ahead = [*keys[1:], keys[0]] if work.prefetches else [None] * len(keys)
         passes = [[_step(session, one, following) for one, following in zip(keys, ahead, strict=True)] for _ in range(2)]
         report = KeysReport(
@@ -103,6 +108,7 @@ def work(orders: dict[str, Any], station: Station) -> None:
             second_s=[whole for _, whole in passes[1]],
             read_s=[reading for reading, _ in passes[1]],
             rows=[len(one) for one in keys],
+            cpu_s=time.process_time() - began_s,
         )
         station.say("done", report=dataclasses.asdict(report))
         station.await_release()
@@ -120,7 +126,10 @@ def _step(session: Session, keys: Any, following: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysFigures:
-    """The figures of one kind of table. Rows a second: read, pushed and applied, of all workers."""
+    """The figures of one kind of table. Rows a second: read, pushed and applied, of all workers.
+
+    `servers_us_per_row`, `workers_us_per_row`: processor time in both passes, which other work on the machine adds little to.
+    """
 
     kind: str
     work: KeysWork
@@ -133,6 +142,8 @@ class KeysFigures:
     step_p99_ms: float
     worst_ms: float
     bytes_per_row: float
+    servers_us_per_row: float
+    workers_us_per_row: float
 
 
 DESCRIPTION = "Measures a table with keys, drawn by Zipf's law from 10^9, beside one of a fixed size with the same rows, and a dict."
@@ -217,8 +228,10 @@ def measure(work: KeysWork, *, num_ps: int, num_rows: int, tier: Tier | None = N
             stack.enter_context(limited(cluster.servers, tier.limit_bytes(work, num_rows)))
         empty_bytes = sum(map(rss_bytes, cluster.servers))
         cluster.start_workers("benchmarks.suites.server.dynamic_table", work)
+        cluster.processes.await_events("warm", work.num_workers, timeout_s=_TIMEOUT_S)
+        before_s = sum(map(cpu_s, cluster.servers))
         cluster.processes.await_events("done", work.num_workers, timeout_s=_TIMEOUT_S)
-        full_bytes = sum(map(rss_bytes, cluster.servers))
+        servers_s, full_bytes = sum(map(cpu_s, cluster.servers)) - before_s, sum(map(rss_bytes, cluster.servers))
         cluster.processes.release()
     reports = [KeysReport(**event["report"]) for event in cluster.processes.by_process("done")]
     num_pushed = sum(sum(report.rows) for report in reports)
@@ -235,6 +248,8 @@ def measure(work: KeysWork, *, num_ps: int, num_rows: int, tier: Tier | None = N
         step_p99_ms=float(np.quantile(seconds, 0.99)) * 1e3,
         worst_ms=max(max(report.first_s) for report in reports) * 1e3,
         bytes_per_row=(full_bytes - empty_bytes) / num_rows,
+        servers_us_per_row=1e6 * servers_s / (2 * num_pushed),
+        workers_us_per_row=1e6 * sum(report.cpu_s for report in reports) / (2 * num_pushed),
     )
 
 
@@ -342,7 +357,8 @@ def in_words(figures: KeysFigures) -> str:
         f"{figures.kind}, {figures.num_rows} rows of {figures.work.row_length} float32 with Adagrad, {figures.num_ps} ps,"
         f" {figures.work.num_workers} workers: {figures.rows_per_s:.0f} rows/s ({figures.first_rows_per_s:.0f} while rows are made);"
         f" step median {figures.step_ms:.2f} ms, p99 {figures.step_p99_ms:.2f} ms, worst while rows are made {figures.worst_ms:.2f} ms;"
-        f" of it reading {figures.read_ms:.2f} ms; {human_bytes(int(figures.bytes_per_row))} a row"
+        f" of it reading {figures.read_ms:.2f} ms; processor time of a row {figures.servers_us_per_row:.1f} µs of servers and"
+        f" {figures.workers_us_per_row:.1f} µs of workers; {human_bytes(int(figures.bytes_per_row))} a row"
         f" ({figures.bytes_per_row / needed:.2f} of {'key, ' if figures.kind.startswith('keys') else ''}row and slot)"
     )
 

@@ -6,9 +6,14 @@ from chief.page.recorder import NUM_STEPS, Recorder
 from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.formatting import plain
 from lockstep.cli.results import CommandResult
-from lockstep.cli.watch.view import fields_of, status_lines, why_lines
+from lockstep.cli.watch.view import AgesOfRows, fields_of, status_lines, why_lines
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.roles.chief import GetModelRequest
+from ps_protocol.model.shown import shown
+from ps_protocol.model.spec import Placement
+from ps_protocol.roles.chief import ClusterStatus, GetModelRequest
+from ps_protocol.roles.shard import CountRowsRequest
+from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.shard import GrpcShard
 
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +22,7 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ledger", type=int, default=0, metavar="N", help=f"also show what the last N steps were made of, {NUM_STEPS} at most"
     )
+    parser.add_argument("--table", default="", metavar="NAME", help="also show how long ago the rows of this table with keys were used")
     parser.add_argument("--placement", action="store_true", help="also show on which parameter server each variable lies")
 
 
@@ -26,9 +32,30 @@ def run_status(arguments: argparse.Namespace) -> CommandResult:
         raise InvalidSpec(f"--ledger: got {arguments.ledger}, want 0 to {NUM_STEPS}")
     with chief_of(arguments) as chief:
         look = Recorder(chief, read_metrics=lambda status: ()).look()
-        placement = chief.call(GetModelRequest(max_wait_s=0.0)).placement if arguments.placement else None
-    words = "\n".join(status_lines(look, placement=placement, num_ledger=arguments.ledger))
-    return CommandResult(words=words, fields=fields_of(look.status, placement=placement, num_ledger=arguments.ledger))
+        placement = chief.call(GetModelRequest(max_wait_s=0.0)).placement if arguments.placement or arguments.table else None
+        access = chief.access
+    # A server that does not answer is no absent chief.
+    ages = _ages_of_rows(arguments.table, look.status, placement or (), access) if arguments.table else None
+    placement = placement if arguments.placement else None
+    words = "\n".join(status_lines(look, placement=placement, num_ledger=arguments.ledger, ages=ages))
+    return CommandResult(words=words, fields=fields_of(look.status, placement=placement, num_ledger=arguments.ledger, ages=ages))
+
+
+def _ages_of_rows(name: str, status: ClusterStatus, placement: Placement, access: Access) -> AgesOfRows:
+    """Counts the rows of a table with keys at all servers that have some. Raises InvalidSpec if there is none; PsError."""
+    placed = [one for one in placement if one.slice.variable.name == name]
+    keys = placed[0].slice.variable.keys if placed else None
+    if keys is None:
+        known = sorted({one.slice.variable.name for one in placement if one.slice.variable.keys is not None})
+        raise InvalidSpec(f"--table {shown(name)}: no such table with keys; the model has {', '.join(known) or 'none'}")
+    counts: list[tuple[int, ...]] = []
+    for index in sorted({one.shard for one in placed}):
+        shard = GrpcShard(status.shards[index].address, index=index, access=access)
+        try:
+            counts.append(shard.call(CountRowsRequest(epoch=status.epoch, name=name)))
+        finally:
+            shard.close()
+    return AgesOfRows(name=name, keys=keys, counts=tuple(map(sum, zip(*counts, strict=True))))
 
 
 def add_why_arguments(parser: argparse.ArgumentParser) -> None:

@@ -166,6 +166,20 @@ def test_tables_that_are_wanted_are_followed_with_the_rest(start: Start, wire: s
         assert weights.received_bytes < 2 * target.size * (2 if wire == "bfloat16" else 4)
 
 
+def test_who_wants_a_table_with_keys_hears_what_gives_its_rows(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    words = r"'users' is a table with keys, which are not followed: lockstep\.checkpoint_changes\.changes\(\) gives the rows"
+    cluster = start(Shape(num_ps=1, num_workers=1))
+    session = cluster.session()
+    users = worker_client.EmbeddingTable(2, keys="int64")
+    session.create_or_join({"w": VALUES["b"], "users": users}, optimizer=worker_client.sgd(0.5), timeout_s=20)
+    with pytest.raises(InvalidSpec, match=words):
+        cluster.follower("float32", names=["users"]).wait(timeout_s=20)
+    weights = cluster.follower("float32", tables=True)
+    weights.wait(timeout_s=20)
+    assert weights.arrays.keys() == {"w"}
+    assert re.search(words, caplog.text)
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [

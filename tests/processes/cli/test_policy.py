@@ -1,4 +1,4 @@
-"""`lockstep policy`, `lockstep set` and `lockstep status --placement` on a running cluster, and their errors for mistakes."""
+"""`lockstep policy`, `lockstep set`, `lockstep status --placement` and `--table` on a running cluster, and their errors for mistakes."""
 
 import argparse
 import json
@@ -16,6 +16,7 @@ from ps_protocol.model.variables import Array
 from tests.support.cluster.here import ServedCluster
 from tests.support.cluster.shape import Shape
 from tests.support.processes.commands import lockstep_here
+from worker_client import EmbeddingTable, IndexedSlices
 
 
 @pytest.fixture
@@ -77,6 +78,28 @@ def test_the_placement_is_shown_as_text_and_as_json(running: ServedCluster) -> N
         assert ["w", "0", "float64", "400", "3.1", "KiB"] in lines and ["head", "1", "float32", "2×3", "24", "B"] in lines
         plain = json.loads(lockstep_here("status", "--placement", "--json", "--chief", chief).stdout)
     assert [(one["variable"], one["shard"], one["bytes"]) for one in plain["placement"]] == [("w", 0, 3200), ("head", 1, 24)]
+
+
+def test_rows_of_a_table_with_keys_are_counted_by_their_last_use_at_all_servers(running: ServedCluster) -> None:
+    chief, rows = running.chief_address, np.ones((400, 2), np.float32)
+    tables = {"users": EmbeddingTable(2, keys="int64", max_rows=1000), "free": EmbeddingTable(2, keys="int64")}
+    assert lockstep_here("policy", "sync", "--replicas-to-aggregate", "1", "--chief", chief).returncode == 0
+    with worker_client.connect(chief, worker_index=0, timeout_s=20) as session:
+        session.create_or_join(tables, optimizer=worker_client.sgd(0.5), timeout_s=20)
+        for step in range(6):
+            keys = np.arange(400 if not step else 100)
+            session.step({"users": IndexedSlices(keys, rows[: keys.size]), "free": IndexedSlices(keys, rows[: keys.size])})
+        text = lockstep_here("status", "--table", "users", "--chief", chief).stdout
+        assert "rows of 'users' by the step that used them last; how often is not counted: 400 rows of 1,000 at most (40 %)" in text
+        lines = [line.split() for line in text.splitlines()]
+        assert ["in", "the", "newest", "step", "100", "25", "%", "█" * 13] in lines
+        assert ["4", "to", "7", "steps", "ago", "300", "75", "%", "█" * 40] in lines
+        fields = json.loads(lockstep_here("status", "--table", "users", "--json", "--chief", chief).stdout)
+        assert fields["ages_of_rows"]["counts"][:4] == [100, 0, 300, 0]
+        text = lockstep_here("status", "--table", "free", "--chief", chief).stdout
+        assert "rows of 'free': nobody notes when or how often they are used" in text
+        found = lockstep_here("status", "--table", "w", "--chief", chief)
+        assert (found.returncode, "no such table with keys; the model has free, users" in found.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,17 @@ def test_a_row_that_begins_anew_by_its_age_counts_as_evicted_and_made() -> None:
     assert table.rows.num_found == 4, "of the key that each step used"
 
 
+@pytest.mark.parametrize("step", [0, (1 << 32) - 5])
+def test_rows_are_counted_by_powers_of_two_of_the_steps_since_their_last_use(step: int) -> None:
+    table, keys = _bounded(200_000, "sgd", step=step), np.sort(spread(np.arange(100_000)))
+    # Also more rows than are counted at once.
+    for at, count in enumerate((100_000, 5000, 5000, 600, 70, 8)):
+        _step(table, keys[:count], step=step + at)
+    assert table.rows.counts_by_age(step=step + 6) == [8, 62 + 530, 4400 + 95_000] + [0] * 29
+    assert sum(table.rows.counts_by_age(step=step + 3)[:1]) >= 5000, "of steps that came since, the newest"
+    assert _bounded(0, "sgd").rows.counts_by_age(step=0) == []
+
+
 def test_a_key_is_admitted_with_its_probability_in_each_step_that_has_it() -> None:
     table, keys = _bounded(0, "sgd", admit_probability=0.1), np.sort(spread(np.arange(20_000)))
     known = []
