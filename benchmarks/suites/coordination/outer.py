@@ -1,6 +1,7 @@
 """Trains a character model with PyTorch by gradients of each step, and by outer steps of several inner ones: loss, seconds and bytes.
 
-Beside DistributedDataParallel over gloo, and one worker with the batches of all in one; over the links of this machine, or slow ones.
+Beside DistributedDataParallel over gloo, and one worker with the batches of all in one; over the links of this machine, or slow ones;
+with workers that are killed, stopped and sent away meanwhile.
 """
 
 import argparse
@@ -8,12 +9,16 @@ import importlib.util
 import itertools
 import json
 import math
+import random
+import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import lockstep
 from benchmarks.harness.arguments import WrongArguments, add_json, add_plot, at_least_one, show
@@ -24,9 +29,11 @@ from benchmarks.harness.processes import Cluster, Processes
 from benchmarks.harness.worker import Station, await_file
 from benchmarks.report.figures import as_row, head_rows, human_bytes
 from benchmarks.report.plot import check_plot, plot_utilisation
-from benchmarks.suites.coordination.learning import ONE_THREAD
+from benchmarks.suites.coordination.learning import ONE_THREAD, keep_pace
 from lockstep.launcher.spec import ClusterSpec
+from lockstep.launcher.supervisor import Process
 from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.variables import Array
 from worker_client.model.wire_format import WireFormat
 
 DESCRIPTION = __doc__
@@ -35,9 +42,16 @@ BATCH_SIZE = 64
 APART = "nothing exchanged"
 # Of the hidden layer: 0.35 million parameters.
 HIDDEN = 512
+_COLUMNS = ("link", "steps", "wire", "seed", "loss", "seconds", "characters a second", "longest step", "bytes of a worker")
 _TIMEOUT_S = 3600.0
 # By gradients of each step, with DistributedDataParallel, without each other, and by outer steps.
 _HOW = ("gradients", "ddp", "alone", "outer")
+_BY_SERVERS = ("gradients", "outer")
+# What happens to a worker, in turn: it is killed, and begins again; it stands still for two steps; it leaves, and joins two steps later.
+_FAULTS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+_AWAY = 2
+# How long a step waits for more than the contributions that it needs.
+_GRACE_S = 0.5
 # Nobody else is on the links.
 _OPEN = {"LOCKSTEP_ALLOW_INSECURE_NETWORK": "1"}
 # What travels to the servers, and back.
@@ -54,7 +68,9 @@ class OuterWork:
     """A worker's orders: so many batches with AdamW, whose rate grows to `rate` over `warmup` batches, then falls along a cosine to 0.
 
     `how`: "ddp", "alone", "gradients" (of each step, to AdamW on the servers) or "outer", with the numbers of lockstep.torch.DiLoCo; an
-    `outer_rate` of 0 is that of lockstep.outer_optimizer().
+    `outer_rate` of 0 is that of lockstep.outer_optimizer(). `num_required`: an outer step needs so many contributions, and training ends
+    after `num_batches / sync_every` of them; 0: those of all workers, which make so many batches each. With it go `num_faults`, by the
+    seed, and the seconds that an inner step takes at least.
     """
 
     how: str
@@ -71,6 +87,9 @@ class OuterWork:
     delay: int = 0
     alpha: float = 0.0
     wire: str = "float32"
+    num_required: int = 0
+    num_faults: int = 0
+    pace_s: float = 0.0
 
     @property
     def outer(self) -> OptimizerSpec:
@@ -79,24 +98,14 @@ class OuterWork:
             return lockstep.momentum(self.outer_rate, self.outer_momentum, use_nesterov=True)
         return lockstep.outer_optimizer(self.sync_every, bits=4 if WIRES[self.wire].variables == "int4" else None)
 
-    @property
-    def has_cluster(self) -> bool:
-        """Whether parameter servers have a part in it."""
-        return self.how in ("gradients", "outer")
-
     def rate_at(self, batch: int) -> float:
         """Returns which part of the rate a batch has."""
         done = (batch - self.warmup) / max(1, self.num_batches - self.warmup)
         return (batch + 1) / self.warmup if batch < self.warmup else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OuterReport:
-    """Loss on text that nobody trained with, of worker 0 alone; seconds from the first batch to the last step, and bytes meanwhile."""
-
-    loss: float
-    seconds: float
-    bytes: int
+# Loss on text that nobody trained with, of worker 0 alone; seconds from the first batch to the last step, and bytes meanwhile.
+_Report = dict[str, float]
 
 
 def work(orders: dict[str, Any], station: Station) -> None:
@@ -104,106 +113,102 @@ def work(orders: dict[str, Any], station: Station) -> None:
     import torch
 
     torch.set_num_threads(1)
-    for number in itertools.count():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the session says goodbye
+    for number in itertools.count(orders["row"]):
         here = Station(station.directory / str(number))
         await_file(here.directory / "order")
         given = json.loads((here.directory / "order").read_text(encoding="utf-8"))
-        if not given:
-            break
-        if orders["index"] < given["order"]["num_workers"]:
-            _train(OuterWork(**given["order"]), given["cluster"], orders["index"], here)
-
-
-def _train(order: OuterWork, cluster: dict[str, Any], index: int, station: Station) -> None:
-    import torch
-    from torch import nn
-
-    with ExitStack() as stack:
-        session = None
-        if cluster:
-            session = stack.enter_context(lockstep.connect(**cluster, worker_index=index, wire=WIRES[order.wire], transport="grpc"))
-        text = Language(seed=1000 * order.seed + index, batch_size=order.batch_size)
-        torch.manual_seed(order.seed)
-        vocabulary, width, context, _ = text.sizes
-        layers = (
-            nn.Embedding(vocabulary, width),
-            nn.Flatten(),
-            nn.Linear(context * width, HIDDEN),
-            nn.Tanh(),
-            nn.Linear(HIDDEN, vocabulary),
-        )
-        training = _Training(order, session, index, station, text, nn.Sequential(*layers))
-        report = getattr(training, order.how)()
-    station.say("done", report=asdict(report))
+        order, cluster = OuterWork(**given["order"]), given["cluster"]
+        if orders["index"] < order.num_workers:
+            cluster |= {"worker_index": orders["index"], "wire": WIRES[order.wire], "transport": "grpc"}
+            with lockstep.connect(**cluster) if order.how in _BY_SERVERS else nullcontext() as session:
+                getattr(_Training(order, session, orders["index"], orders["life"], here), order.how)()
+            station.say("left")
 
 
 class _Training:
     """The ways to train; each waits for the others before it begins."""
 
-    def __init__(
-        self, order: OuterWork, session: lockstep.Session | None, index: int, station: Station, text: Language, model: Any
-    ) -> None:
-        import torch
+    def __init__(self, order: OuterWork, session: lockstep.Session | None, index: int, life: int, station: Station) -> None:
+        from torch import manual_seed, nn, optim
 
-        self._order, self._session, self._index, self._station, self._text, self._model = order, session, index, station, text, model
-        self._inner = torch.optim.AdamW(model.parameters(), lr=order.rate, weight_decay=0.01, fused=True)
-        self._loss, self._tensor, self._no_grad = torch.nn.functional.cross_entropy, torch.from_numpy, torch.no_grad
-        self._schedule = torch.optim.lr_scheduler.LambdaLR
+        self._order, self._session, self._index, self._station = order, session, index, station
+        self._text = Language(seed=1000 * order.seed + 100 * life + index, batch_size=order.batch_size)
+        manual_seed(order.seed)
+        vocabulary, width, context, _ = self._text.sizes
+        hidden, out = nn.Linear(context * width, HIDDEN), nn.Linear(HIDDEN, vocabulary)
+        self._model: Any = nn.Sequential(nn.Embedding(vocabulary, width), nn.Flatten(), hidden, nn.Tanh(), out)
+        self._inner = optim.AdamW(self._model.parameters(), lr=order.rate, weight_decay=0.01, fused=True)
 
-    def alone(self) -> OuterReport:
-        return self._train(self._model, self._inner)
+    def alone(self) -> None:
+        self._train(self._model, self._inner)
 
-    def ddp(self) -> OuterReport:
+    def ddp(self) -> None:
         from torch import distributed
         from torch.nn.parallel import DistributedDataParallel
 
         number = self._order.num_workers
         meeting = f"file://{self._station.directory}/rendezvous"
         distributed.init_process_group("gloo", init_method=meeting, rank=self._index, world_size=number)
-        found = self._train(DistributedDataParallel(self._model), self._inner)
-        distributed.destroy_process_group()
         # A ring has each worker send its share, and take another's, twice for each of the others.
         size = sum(one.numel() for one in self._model.parameters())
-        return replace(found, bytes=round(4 * (1 - 1 / number) * size * 4) * self._order.num_batches)
+        self._train(DistributedDataParallel(self._model), self._inner, ring_bytes=round(4 * (1 - 1 / number) * size * 4))
+        distributed.destroy_process_group()
 
-    def gradients(self) -> OuterReport:
+    def gradients(self) -> None:
         from lockstep.torch import Optimizer
 
-        return self._train(self._model, Optimizer(self._session, self._model, self._inner))
+        self._train(self._model, Optimizer(self._session, self._model, self._inner))
 
-    def outer(self) -> OuterReport:
+    def outer(self) -> None:
         from lockstep.torch import DiLoCo
 
         order = self._order
         options: dict[str, Any] = {name: getattr(order, name) for name in ("sync_every", "fragments", "delay", "alpha", "outer")}
+        if order.num_required:
+            options["inner_state_dir"] = self._station.directory
         with DiLoCo(self._session, self._model, self._inner, **options) as loop:
-            return self._train(self._model, self._inner, end=loop.sync if order.fragments > 1 else None)
+            self._train(self._model, self._inner, loop)
 
-    def _train(self, model: Any, optimizer: Any, *, end: Callable[[], None] | None = None) -> OuterReport:
-        schedule = self._schedule(optimizer, self._order.rate_at)
+    def _train(self, model: Any, optimizer: Any, loop: Any = None, *, ring_bytes: int = 0) -> None:
+        import torch
+
+        order, every = self._order, self._order.sync_every
+        is_by_steps = order.num_required > 0
+
+        def loss(now: Any, batch: tuple[Array, Array]) -> Any:
+            return torch.nn.functional.cross_entropy(now(torch.from_numpy(batch[0])), torch.from_numpy(batch[1]))
+
+        def part(batch: int) -> float:
+            # A worker that comes later, or stood still, goes on where the others are.
+            return order.rate_at(loop.outer.global_step * every + batch % every if is_by_steps else batch)
+
+        def num_bytes() -> int:
+            traffic = None if self._session is None else self._session.membership.traffic
+            return 0 if traffic is None else traffic.sent_bytes + traffic.received_bytes
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, part)
         self._station.await_go()
-        begin, before = time.monotonic(), self._num_bytes()
-        for _ in range(self._order.num_batches):
-            given, following = self._text.batch()
+        begin, before = time.monotonic(), num_bytes()
+        for batch in itertools.count():
+            if loop.outer.is_finished if is_by_steps else batch == order.num_batches:
+                break
+            begun = time.monotonic()
             optimizer.zero_grad()
-            self._loss(model(self._tensor(given)), self._tensor(following)).backward()
+            loss(model, self._text.batch()).backward()
             optimizer.step()
             schedule.step()
-        if end is not None:
-            end()
-        seconds, num_bytes = time.monotonic() - begin, self._num_bytes() - before
-        losses = [0.0]
+            if is_by_steps and batch % every == every - 1 and loop.outer.last_push.is_accepted:
+                self._station.say("counted", step=loop.outer.last_push.applied_step, at=time.monotonic())
+            keep_pace(begun, pace_s=order.pace_s)
+        if order.fragments > 1:
+            loop.sync()
+        report = {"seconds": time.monotonic() - begin, "bytes": num_bytes() - before + ring_bytes * order.num_batches, "loss": 0.0}
         if self._index == 0:
-            with self._no_grad():
-                held_out = [*self._text.held_out()]
-                losses = [self._loss(self._model(self._tensor(given)), self._tensor(after)).item() for given, after in held_out]
-        return OuterReport(loss=sum(losses) / len(losses), seconds=seconds, bytes=num_bytes)
-
-    def _num_bytes(self) -> int:
-        if self._session is None:
-            return 0
-        traffic = self._session.membership.traffic
-        return traffic.sent_bytes + traffic.received_bytes
+            with torch.no_grad():
+                report["loss"] = float(np.mean([loss(self._model, batch).item() for batch in self._text.held_out()]))
+        self._station.say("done", report=report)
+        self._station.await_release()  # a worker that comes too late finds its cluster still
 
 
 class _Pool:
@@ -214,44 +219,79 @@ class _Pool:
 
     def __init__(self, processes: Processes, num_workers: int, hosts: Hosts | None) -> None:
         self._processes, self._num_rows, self._hosts = processes, 0, hosts
-        for index in range(num_workers):
-            command = processes.worker_command("benchmarks.suites.coordination.outer", {"index": index})
-            if hosts is not None:
-                command = hosts.on(index, command)
-            device = {} if hosts is None else {"GLOO_SOCKET_IFNAME": DEVICE}
-            processes.start(f"worker {index}", command, environment={**ONE_THREAD, **device})
+        self._workers = [self._start(index) for index in range(num_workers)]
 
-    def train(self, order: OuterWork) -> list[dict[str, Any]]:
-        """Returns the workers' reports. Raises LaunchFailed."""
-        events, number = self._processes.events, order.num_workers
-        up, done = (len(events.get(kind, ())) + number for kind in ("up", "done"))
+    def _start(self, index: int, life: int = 0) -> Process:
+        orders = {"index": index, "row": max(0, self._num_rows - 1), "life": life}
+        command = self._processes.worker_command("benchmarks.suites.coordination.outer", orders)
+        if self._hosts is not None:
+            command = self._hosts.on(index, command)
+        device = {} if self._hosts is None else {"GLOO_SOCKET_IFNAME": DEVICE}
+        return self._processes.start(f"worker {index}", command, environment={**ONE_THREAD, **device})
+
+    def train(self, order: OuterWork) -> _Report:
+        """Returns the workers' figures in one. Raises LaunchFailed."""
+        events, number, every = self._processes.events, order.num_workers, order.sync_every
+        up, done, left = (len(events.get(kind, ())) + number for kind in ("up", "done", "left"))
+        counted = events.setdefault("counted", [])
+        counted.clear()
         with ExitStack() as stack:
-            place = {}
-            if order.has_cluster:
-                spec = ClusterSpec(ps=order.fragments, workers=number, tcp=True, chief_in_ps=self._hosts is None)
+            place, quorum = {}, {}
+            if order.num_required:
+                steps = {"replicas_to_aggregate": order.num_required, "max_steps": order.num_batches // every}
+                quorum = {"policy": "outer", "grace": _GRACE_S, **steps}
+            if order.how in _BY_SERVERS:
+                spec = ClusterSpec(ps=order.fragments, workers=number, tcp=True, chief_in_ps=self._hosts is None, **quorum)
                 if self._hosts is not None:
                     spec.hosts = (self._hosts.host(self._hosts.number - 1),)
                 local = stack.enter_context(Cluster(spec, security=_OPEN)).local
                 local.start_roles(environment=ONE_THREAD)
                 place = {"chief": local.chief_address, "cluster": local.name}
-            here = self._give({"order": asdict(order), "cluster": place})
+            here = self._processes.directory / str(self._num_rows)
+            here.mkdir()
+            (here / "order.new").write_text(json.dumps({"order": asdict(order), "cluster": place}), encoding="utf-8")
+            (here / "order.new").replace(here / "order")
+            self._num_rows += 1
             self._processes.await_events("up", up, timeout_s=_TIMEOUT_S)
             (here / "go").touch()
+            begin = time.monotonic()
+            self._harm(order)
             self._processes.await_events("done", done, timeout_s=_TIMEOUT_S)
-        return [event["report"] for event in events["done"][-number:]]
+            (here / "release").touch()
+            self._processes.await_events("left", left, timeout_s=_TIMEOUT_S)
+        reports = [event["report"] for event in events["done"][-number:]]
+        found = {name: max(report[name] for report in reports) for name in reports[0]} | {"longest_s": 0.0}
+        num_inner = number * order.num_batches
+        if order.num_required:
+            # Of each step, its first contribution to be told.
+            at = sorted({event["step"]: event["at"] for event in reversed(counted)}.values())
+            num_inner, found["seconds"] = every * len(counted), at[-1] - begin
+            found["longest_s"] = max(after - before for before, after in itertools.pairwise([begin, *at]))
+        return {**found, "characters_per_s": num_inner * order.batch_size / found["seconds"]}
 
-    def end(self) -> None:
-        """Lets the workers end."""
-        self._give({})
-        self._processes.await_end()
+    def _harm(self, order: OuterWork) -> None:
+        """Does each fault of the order, at a step that is drawn like its worker."""
+        drawn, num_steps = random.Random(order.seed), order.num_batches // order.sync_every
+        for number in range(order.num_faults):
+            index, fault = drawn.randrange(order.num_workers), _FAULTS[number % len(_FAULTS)]
+            # The last of them leaves time to come back.
+            step = int(0.8 * (number + drawn.random()) / order.num_faults * num_steps)
+            self._await_step(step)
+            worker = self._workers[index]
+            worker.signal_group(fault)
+            while fault is not signal.SIGSTOP and worker.is_running:
+                self._processes.supervisor.poll(timeout_s=0.1)
+            if fault is not signal.SIGKILL:
+                self._await_step(min(step + _AWAY, num_steps - 1))
+            if fault is signal.SIGSTOP:
+                worker.signal_group(signal.SIGCONT)
+            else:
+                self._workers[index] = self._start(index, number + 1)
 
-    def _give(self, content: dict[str, Any]) -> Path:
-        here = self._processes.directory / str(self._num_rows)
-        here.mkdir()
-        (here / "order.new").write_text(json.dumps(content), encoding="utf-8")
-        (here / "order.new").replace(here / "order")
-        self._num_rows += 1
-        return here
+    def _await_step(self, step: int) -> None:
+        for _ in self._processes.polls(timeout_s=_TIMEOUT_S, what=f"step {step}"):
+            if any(event["step"] >= step for event in self._processes.events["counted"]):
+                break
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -267,6 +307,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=2e-3, help="AdamW's highest rate (default 2e-3)")
     parser.add_argument("--warmup", type=at_least_one, default=100, help="batches until then (default 100)")
     parser.add_argument("--outer", type=float, nargs=2, default=[0.0, 0.9], metavar=("RATE", "MOMENTUM"), help="(default: by inner steps)")
+    parser.add_argument("--faults", type=int, default=0, help="that befall workers of the last rows, of which a step needs all but one")
+    parser.add_argument("--pace", type=float, default=0.04, help="seconds that an inner step of these takes at least (default 0.04)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of first values and batches (default 0 1 2)")
     shaped = [name for name, link in NETWORKS.items() if link]
     parser.add_argument("--links", nargs="+", choices=shaped, default=[], help="between hosts of their own; needs root (default: none)")
@@ -283,7 +325,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:
         check_plot(options.plot)
     if not options.json:
-        print(head_rows(("link", "steps", "wire", "seed", "loss", "seconds", "characters a second", "bytes of a worker")), flush=True)
+        print(head_rows(_COLUMNS), flush=True)
     rows = []
     for link in options.links or ["loopback"]:
         with ExitStack() as stack:
@@ -293,21 +335,10 @@ def run(options: argparse.Namespace) -> int:
             pool = _Pool(stack.enter_context(Processes()), options.workers, hosts)
             for seed in options.seeds:
                 for name, order in ((name, order) for name, order in _arms(options, seed) if order.how in options.how):
-                    reports = pool.train(order)
-                    seconds = max(report["seconds"] for report in reports)
-                    row = {
-                        "link": link,
-                        "steps": name,
-                        "wire": order.wire if order.has_cluster else "",
-                        "seed": seed,
-                        "loss": max(report["loss"] for report in reports),
-                        "seconds": seconds,
-                        "characters_per_s": order.num_workers * order.num_batches * order.batch_size / seconds,
-                        "bytes": max(report["bytes"] for report in reports),
-                    }
+                    wire = order.wire if order.how in _BY_SERVERS else ""
+                    row = {"link": link, "steps": name, "wire": wire, "seed": seed, **pool.train(order)}
                     show(row, _in_words, options)
                     rows.append({**row, "every": order.sync_every if order.how == "outer" else 0})
-            pool.end()
     if options.plot:
         plot_utilisation(options.plot, rows, apart=APART)
     return 0
@@ -335,18 +366,14 @@ def _arms(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, OuterWo
             yield f"outer, {every} inner, {options.fragments} fragments", parts
             words = f"outer, {every} inner, {options.fragments} fragments, delay {options.delay}, alpha {options.alpha:g}"
             yield words, replace(parts, delay=options.delay, alpha=options.alpha)
+        if options.faults:
+            quorum = replace(outer, num_required=options.workers - 1, pace_s=options.pace)
+            yield f"outer, {every} inner, {quorum.num_required} of {options.workers}", quorum
+            words = f"outer, {every} inner, {quorum.num_required} of {options.workers}, {options.faults} faults"
+            yield words, replace(quorum, num_faults=options.faults)
 
 
 def _in_words(row: dict[str, Any]) -> str:
-    return as_row(
-        [
-            row["link"],
-            row["steps"],
-            row["wire"],
-            str(row["seed"]),
-            f"{row['loss']:.4f}",
-            f"{row['seconds']:.1f}",
-            f"{row['characters_per_s']:.0f}",
-            human_bytes(row["bytes"]),
-        ]
-    )
+    figures = [f"{row['loss']:.4f}", f"{row['seconds']:.1f}", f"{row['characters_per_s']:.0f}"]
+    longest = f"{row['longest_s']:.1f}" if row["longest_s"] else ""
+    return as_row([row["link"], row["steps"], row["wire"], str(row["seed"]), *figures, longest, human_bytes(row["bytes"])])
