@@ -91,23 +91,15 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
     )
     tf_config = parse_tf_config(environment.get("TF_CONFIG", ""))
     task = tf_config if tf_config is not None and tf_config.task_type == "chief" else None
-    config = ChiefConfig(
-        ps=tuple(address for address in given[options.PS_ADDRESSES] if address) or (task.ps if task else ()),
-        standbys=given[options.STANDBY_ADDRESSES],
-        coordination=_coordination(given, task),
-        address=given[options.ADDRESS] or (task.bind_address if task else None) or options.DEFAULT_ADDRESS,
-        advertise=given[options.ADVERTISE],
-        announce=given[options.ANNOUNCE],
-        page=given[options.PAGE] or "",
-        allow_insecure_network=given[options.ALLOW_INSECURE_NETWORK],
-        security=options.security_of(given, is_server=True),
-        checkpoint_dir=given[options.CHECKPOINT_DIR],
-        is_takeover=given[options.TAKEOVER],
-        history=given[options.HISTORY],
-        history_max_bytes=given[options.HISTORY_MAX_BYTES],
-        metrics=given[options.METRICS],
-        enable_failpoints=given[options.ENABLE_FAILPOINTS],
-    )
+    others = {
+        "ps": tuple(address for address in given[options.PS_ADDRESSES] if address) or (task.ps if task else ()),
+        "coordination": _coordination(given, task),
+        "address": given[options.ADDRESS] or (task.bind_address if task else None) or options.DEFAULT_ADDRESS,
+        "page": given[options.PAGE] or "",
+        "security": options.security_of(given, is_server=True),
+        "is_takeover": given[options.TAKEOVER],
+    }
+    config = ChiefConfig(**{**given.for_fields(ChiefConfig, options.CHIEF), **others})
     _check_size(config.coordination)
     return config
 

@@ -78,23 +78,12 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
     index = given[options.INDEX]
     if index is None and task is None:
         raise InvalidSpec("which parameter server is this? give --index I (from 0), or set LOCKSTEP_PS_INDEX or TF_CONFIG")
-    return ParameterServerConfig(
-        index=index if index is not None else task.task_index if task else 0,
-        address=given[options.ADDRESS] or (task.bind_address if task else None) or options.DEFAULT_ADDRESS,
-        cluster=given[options.CLUSTER],
-        announce=given[options.ANNOUNCE],
-        max_memory_bytes=given[options.MAX_MEMORY_BYTES],
-        table_dir=given[options.TABLE_DIR],
-        apply_threads=given[options.APPLY_THREADS],
-        data_port=given[options.DATA_PORT],
-        checkpoint_dir=given[options.CHECKPOINT_DIR],
-        history=given[options.HISTORY],
-        history_max_bytes=given[options.HISTORY_MAX_BYTES],
-        metrics=given[options.METRICS],
-        enable_failpoints=given[options.ENABLE_FAILPOINTS],
-        allow_insecure_network=given[options.ALLOW_INSECURE_NETWORK],
-        security=options.security_of(given, is_server=True),
-    )
+    others = {
+        "index": index if index is not None else task.task_index if task else 0,
+        "address": given[options.ADDRESS] or (task.bind_address if task else None) or options.DEFAULT_ADDRESS,
+        "security": options.security_of(given, is_server=True),
+    }
+    return ParameterServerConfig(**{**given.for_fields(ParameterServerConfig, options.SERVER), **others})
 
 
 def machine_memory_bytes() -> int:

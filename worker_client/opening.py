@@ -245,7 +245,7 @@ def _enter(way: GrpcTransport, target: Target, *, kind: ParticipantKind, takeove
         raise
 
 
-class LaunchedCluster(Protocol):
+class LocalCluster(Protocol):
     """A chief and shards in this process, for example a `lockstep.in_process.InProcessCluster`."""
 
     @property
@@ -259,7 +259,7 @@ class LaunchedCluster(Protocol):
 
 @is_boundary
 def local(
-    cluster: LaunchedCluster | None = None,
+    cluster: LocalCluster | None = None,
     *,
     worker_index: int | None = None,
     num_ps: int = 1,
@@ -298,11 +298,11 @@ def local(
     return Session(link, link.register(kind=ParticipantKind.WORKER, index=worker_index, takeover=takeover))
 
 
-_made: list[LaunchedCluster] = []  # one at most
+_made: list[LocalCluster] = []  # one at most
 _making = threading.Lock()
 
 
-def _own_cluster() -> LaunchedCluster:
+def _own_cluster() -> LocalCluster:
     """Returns the cluster of this process, which `connect()` joins where the chief is called "local"; makes it when first asked."""
     with _making:
         if not _made:
@@ -313,21 +313,21 @@ def _own_cluster() -> LaunchedCluster:
         return _made[0]
 
 
-def made_cluster() -> LaunchedCluster | None:
+def made_cluster() -> LocalCluster | None:
     """Returns the cluster of this process; None: the program has opened none."""
     return _made[0] if _made else None
 
 
-def observe_local(cluster: LaunchedCluster) -> Observer:
+def observe_local(cluster: LocalCluster) -> Observer:
     """Returns an observer of a cluster inside this process."""
     return Observer(*enter_locally(cluster))
 
 
-def enter_locally(cluster: LaunchedCluster) -> tuple[ChiefLink, Registration]:
+def enter_locally(cluster: LocalCluster) -> tuple[ChiefLink, Registration]:
     """Registers in a cluster inside this process as one who only reads."""
     link = _local_link(cluster)
     return link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False)
 
 
-def _local_link(cluster: LaunchedCluster) -> ChiefLink:
+def _local_link(cluster: LocalCluster) -> ChiefLink:
     return ChiefLink(cluster.chief, LocalTransport(lambda index: cluster.shards[index], timeout_s=IN_PROCESS_TIMEOUT_S))

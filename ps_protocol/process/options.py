@@ -12,6 +12,7 @@ import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -142,6 +143,11 @@ class Given:
             return option.kind.parse(text)
         except ValueError as error:
             raise InvalidSpec(f"{source}: got {text[:_MAX_SHOWN]!r}, want {error}") from None
+
+    def for_fields(self, config: type, *programs: Program) -> dict[str, Any]:
+        """Returns the values of those options of these programs that have the name of a dataclass's field."""
+        names = {one.name for one in fields(config)}
+        return {one.key: self[one] for one in options_of(*programs) if one.key in names}
 
     def source(self, option: Option[Any]) -> str:
         """Returns the flag or the variable that says it; empty: neither does."""

@@ -17,7 +17,17 @@ from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, Limi
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import check_name
 from ps_protocol.roles.contribution import PushId, named_contributions
-from ps_protocol.roles.shard import MAX_METRICS, AppliedPush, Metric, MetricCell, PushHeader, PushReply, PushResult, WorkerPushes
+from ps_protocol.roles.shard import (
+    LEAST_RESUMED_BYTES,
+    MAX_METRICS,
+    AppliedPush,
+    Metric,
+    MetricCell,
+    PushHeader,
+    PushReply,
+    PushResult,
+    WorkerPushes,
+)
 from ps_protocol.shared_memory.words import too_many_pushes
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from ps_server.contributions.staging import StagedGradients, StagingMemory
@@ -219,6 +229,11 @@ class Contribution:
     header: PushHeader | None = None
     is_suspended: bool = False
 
+    @property
+    def num_received(self) -> int:
+        """Bytes that have arrived."""
+        return 0 if self.memory is None else self.memory.writer.num_written
+
 
 class Inbox:
     """The contributions of one shard. `max_staged_per_worker` bounds those of one incarnation that are open or staged.
@@ -367,11 +382,15 @@ class Inbox:
             self._answer(contribution, Cancelled("the push was broken off; nothing was changed"))
 
     def suspend(self, contribution: Contribution) -> None:
-        """Keeps what has arrived of a push whose stream broke, until it comes again.
+        """Ends a push whose stream broke; if much has arrived, that is kept until the push comes again.
 
-        It goes when its worker pushes another, when its step is over, or when any push needs the memory.
+        It goes when its worker pushes another, when its step is over, or when any push needs the memory. What lies in shared memory is
+        always sent again.
         """
-        contribution.is_suspended = True
+        if contribution.outcome is None and contribution.buffer is None and contribution.num_received >= LEAST_RESUMED_BYTES:
+            contribution.is_suspended = True
+        else:
+            self.abandon(contribution)
 
     def select(self, contributors: Sequence[PushId], *, step: int, without: Collection[PushId] = ()) -> list[Contribution]:
         """Returns the staged contributions of `contributors`, in the order of their push ids; raises ContributionMissing with the others.

@@ -8,7 +8,7 @@ from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import FrameOutOfOrder, PsError, StepGone, TruncatedStream
 from ps_protocol.model.layout import Layout, Segments, VariableSlice
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.shard import LEAST_RESUMED_BYTES, PushReply, ShardSpec, held_bytes
+from ps_protocol.roles.shard import PushReply, ShardSpec, held_bytes
 from ps_server.contributions.inbox import Contribution
 from ps_server.contributions.staging import StagedGradients
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel
@@ -38,18 +38,14 @@ class OpenPush:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._contribution.outcome is None:
             with self._gate:
-                # Its stream is over, while it waited for the rest. Where the arena lies in shared memory, the rest is always sent again.
-                is_cut = kind is GeneratorExit and self._contribution.buffer is None
-                if is_cut and self.num_received >= LEAST_RESUMED_BYTES:
-                    self._inbox.suspend(self._contribution)
-                else:
-                    self._inbox.abandon(self._contribution)
+                # The first: its stream is over, while it waited for the rest.
+                end = self._inbox.suspend if kind is GeneratorExit else self._inbox.abandon
+                end(self._contribution)
 
     @property
     def num_received(self) -> int:
         """Bytes that have arrived."""
-        memory = self._contribution.memory
-        return 0 if memory is None else memory.writer.num_written
+        return self._contribution.num_received
 
     @property
     def is_answered(self) -> bool:

@@ -197,11 +197,6 @@ MOOD = Option("--mood TEXT", "how the server feels", (SERVER, UP), Kind(_strippe
             ),
             Edit(path="ps_server/config.py", before="    data_port: int = 0\n", text="    mood: str = options.MOOD.default\n"),
             Edit(
-                path="ps_server/config.py",
-                before="        data_port=given[options.DATA_PORT],\n",
-                text="        mood=given[options.MOOD],\n",
-            ),
-            Edit(
                 path="ps_server/server.py",
                 before="            apply_threads=self._apply_threads,\n",
                 text="            mood=config.mood,\n",

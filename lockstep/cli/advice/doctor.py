@@ -57,11 +57,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     from lockstep.doctor.files import file_findings, role_to_call_as
 
     found = itertools.chain(found, file_findings(security, cluster=cluster))
-    if given[options.ENGINE]:
-        from lockstep.doctor.engines import engine_findings
-
-        found = itertools.chain(found, engine_findings(given))
-    elif given[options.HOSTS]:
+    if given[options.ENGINE] or given[options.HOSTS]:
         from lockstep.doctor.hosts import host_findings
 
         found = itertools.chain(found, host_findings(given))

@@ -22,7 +22,7 @@ from worker_client import Follower, Observer, Session
 from worker_client.following.follower import parts_of
 from worker_client.following.sources import ClusterSource
 from worker_client.model.wire_format import wire_format
-from worker_client.opening import LaunchedCluster, enter_locally
+from worker_client.opening import LocalCluster, enter_locally
 
 
 class ObjectCluster(Cluster):
@@ -46,7 +46,7 @@ class ObjectCluster(Cluster):
         return self.chief
 
 
-def follower_of(cluster: LaunchedCluster, wire: str, names: Any = None, tables: bool = False) -> Follower:
+def follower_of(cluster: LocalCluster, wire: str, names: Any = None, tables: bool = False) -> Follower:
     """Returns a follower of a cluster of objects."""
     source = ClusterSource(*enter_locally(cluster))
     return Follower(source, encoding=wire_format(wire).variable_encoding, parts=parts_of(names), tables=tables)

@@ -233,10 +233,12 @@ def test_push_that_does_not_fit_into_memory_leaves_no_trace() -> None:
     assert shard.push(1, step=STEP + 1) is PushResult.STAGED
 
 
-def test_a_push_whose_stream_broke_makes_room_for_one_that_comes() -> None:
+def test_a_push_whose_stream_broke_makes_room_for_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "LEAST_RESUMED_BYTES", 0)
     shard = StagingShard(limit_bytes=NBYTES)
     broken = shard.open(0)
     shard.inbox.suspend(broken)
+    assert broken.is_suspended
     assert shard.push(1) is PushResult.STAGED
     with pytest.raises(Cancelled):
         shard.stage(broken)
@@ -263,7 +265,8 @@ def test_workers_that_were_silent_longest_are_forgotten(shard: StagingShard, mon
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_sequence_of_events_loses_a_buffer(shard: StagingShard, seed: int) -> None:
+def test_no_sequence_of_events_loses_a_buffer(shard: StagingShard, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "LEAST_RESUMED_BYTES", 0)
     rng = np.random.default_rng(seed)
     under_way: list[Contribution] = []
     for _ in range(300):
