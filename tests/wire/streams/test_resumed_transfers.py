@@ -150,7 +150,7 @@ def test_variables_that_broke_off_are_not_mistaken_for_what_was_expected_meanwhi
                 worker.read(request, Segments([memory]))
             # As another thread may do it.
             worker.expect(replace(request, step=0))
-            assert worker.read(request, Segments([memory])) == 1
+            assert waiting.call(lambda left_s: worker.read(request, Segments([memory])), what="a read", timeout_s=20) == 1
             np.testing.assert_array_equal(memory, trainer.read(1)[1])
 
 
@@ -181,7 +181,8 @@ def test_variables_that_are_asked_for_by_another_request_are_sent_whole() -> Non
             with pytest.raises(Unavailable):
                 worker.read(ReadRequest(epoch=EPOCH, step=1, layout_hash=LAYOUT.hash), Segments([memory]))
             memory[:] = 255  # its owner may have used it
-            worker.read(ReadRequest(epoch=EPOCH, step=1, layout_hash=LAYOUT.hash), Segments([memory]))
+            another = ReadRequest(epoch=EPOCH, step=1, layout_hash=LAYOUT.hash)
+            assert waiting.call(lambda left_s: worker.read(another, Segments([memory])), what="a read", timeout_s=20) == 1
             np.testing.assert_array_equal(memory, trainer.read(1)[1])
 
 
