@@ -103,12 +103,16 @@ def _assert_deltas_lost_nothing(cluster: Cluster) -> None:
         verify_checkpoint(LocalStorage(cluster.checkpoints), one.checkpoint)
 
 
-@pytest.mark.parametrize("has_standbys", [False, True], ids=["rolled back", "with standbys"])
+# With --durability step there is a checkpoint of each step, and as many are kept as are made while nobody takes them.
+EACH_STEP = replace(DELTAS, durability="step", checkpoint_steps=None, chief_flags=(*DELTAS.chief_flags, "--keep-checkpoints", "100"))
+
+
+@pytest.mark.parametrize("plan", [DELTAS, replace(DELTAS, has_standbys=True), EACH_STEP], ids=["rolled back", "with standbys", "each step"])
 def test_who_takes_the_changes_has_what_an_export_has_although_chief_server_and_who_writes_them_are_killed(
-    start: Started, tmp_path: Path, has_standbys: bool
+    start: Started, tmp_path: Path, plan: Plan
 ) -> None:
     """A standby that takes over writes all of its rows, among the changes of others."""
-    cluster, out = start(replace(DELTAS, max_steps=ENDLESS, pace_s=0.1, has_standbys=has_standbys)), tmp_path / "out"
+    cluster, out = start(replace(plan, max_steps=ENDLESS, pace_s=0.1)), tmp_path / "out"
     place = ("--checkpoint-dir", str(cluster.checkpoints))
     command = [sys.executable, "-m", "lockstep", "checkpoint", "changes", str(out), "--follow", *place]
 
@@ -128,7 +132,7 @@ def test_who_takes_the_changes_has_what_an_export_has_although_chief_server_and_
         second.kill()
     last = cluster.finish()
     assert main(["checkpoint", "changes", str(out), *place]) == 0
-    served, since, num_deltas = dict[str, Any](), "", 0
+    served, since, num_deltas, steps = dict[str, Any](), "", 0, list[int]()
     for path in sorted(out.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns):
         with safe_open(path, "numpy") as file:
             about = file.metadata()
@@ -142,6 +146,9 @@ def test_who_takes_the_changes_has_what_an_export_has_although_chief_server_and_
             )
         serve(served, one)
         since, num_deltas = one.tag, num_deltas + bool(one.since)
+        # A rollback begins a step again, in another epoch, with all rows.
+        assert plan.durability != "step" or not steps or one.step == steps[-1] + 1 or (one.step <= steps[-1] and not one.since)
+        steps.append(one.step)
     assert num_deltas >= 4 and one.step == last
     assert main(["checkpoint", "export", str(tmp_path / "all.npz"), *place]) == 0
     exported = read_npz(tmp_path / "all.npz")
