@@ -22,20 +22,12 @@ from ps_protocol.model.variables import Array
 
 
 def encoded_frames(
-    layout: Layout,
-    memory: Array,
-    encoding: FloatEncoding,
-    max_bytes: int,
-    *,
-    into: Array | None = None,
-    first: int = 0,
-    of: int = 1,
+    layout: Layout, memory: Array, encoding: FloatEncoding, max_bytes: int, *, into: Array | None = None
 ) -> Iterator[tuple[int, memoryview]]:
     """Yields (offset, bytes) of the encoded arena in order, each of at most `max_bytes`. For encodings of variables.
 
     `memory`: the arena, a one-dimensional uint8 array; each frame's part of it is read when that frame is asked for. `into`: memory for
-    all encoded bytes, where frames stay valid; None: each frame is valid until the next is asked for. `first` and `of`: of so many frames
-    of a range that follow each other, only this one, for threads that share them.
+    all encoded bytes, where frames stay valid; None: each frame is valid until the next is asked for.
     """
     entry = FORMATS[encoding]
     if not entry.is_for_variables:
@@ -48,11 +40,11 @@ def encoded_frames(
     for one in encoded_ranges(layout, encoding):
         content = memory[one.arena.start : one.arena.stop]
         if not one.is_encoded:
-            for offset in range(first * max_bytes, content.nbytes, of * max_bytes):
+            for offset in range(0, content.nbytes, max_bytes):
                 yield one.start + offset, content[offset : offset + max_bytes].data
             continue
         values = content.view(np.float32)
-        for start in range(first * num_at_once, values.size, of * num_at_once):
+        for start in range(0, values.size, num_at_once):
             part = values[start : start + num_at_once]
             offset, nbytes = one.start + units.nbytes(start), units.nbytes(part.size)
             encoded = scratch[:nbytes] if into is None else into[offset : offset + nbytes]

@@ -6,7 +6,6 @@ serialises the calls.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
 
 import numpy as np
 
@@ -36,15 +35,6 @@ MAX_COPIES = 2
 # Of the words, so many may change in a step that a patch is made: more of them take longer to find than to send.
 MOST_CHANGED = 1 / 3
 _MAX_SELECTIONS = 64
-# Words, with the position of the first of them; and what calls a function with each number.
-Blocks = Iterator[tuple[int, Array]]
-Each = Callable[[Callable[[int], int], Sequence[int]], object]
-
-
-def in_turn(act: Callable[[int], int], numbers: Sequence[int]) -> None:
-    """Calls a function with each number in the caller's thread."""
-    for number in numbers:
-        act(number)
 
 
 class Transfer:
@@ -159,40 +149,30 @@ class WeightCopy:
 
     # How it is brought forward
 
-    def advance(self, step: int, stripes: Sequence[Blocks], *, now: float, each: Each = in_turn) -> None:
-        """Makes it the copy of a later step, whose words come in blocks, each with the position of its first.
+    def advance(self, step: int, blocks: Iterator[tuple[int, Array]], *, now: float) -> None:
+        """Makes it the copy of a later step, whose words come in blocks, in order, each with the position of its first.
 
-        `each` calls a function with each stripe of them, in threads if it likes. What a stripe raises is raised again; the copy is then
-        what it was, or has no step where most words had changed.
+        What `blocks` raises is raised again; the copy is then what it was, or has no step where most words had changed.
         """
         if not self.words.size:
             self.words = self._allocate(self._nbytes).view(np.uint16)
         most = int(self.words.size * MOST_CHANGED) if self.words.size <= MAX_WORDS else 0
-        parts: list[tuple[int, Patch]] = []
-        # Grows only, and is exact while it is not above `most`: each thread adds up its own.
-        counts = [0] * len(stripes)
-        counts[0] = 0 if self.step is not None else most + 1
-
-        def take(index: int) -> int:
-            for start, block in stripes[index]:
-                if sum(counts) > most:
+        parts: list[Patch] = []
+        num_changed = 0 if self.step is not None else self.words.size
+        try:
+            for start, block in blocks:
+                if num_changed > most:
                     self.words[start : start + block.size] = block
                 else:
-                    patch = overwrite(self.words, block, start)
-                    parts.append((start, patch))
-                    counts[index] += patch.positions.size
-            return counts[index]
-
-        try:
-            each(take, range(len(stripes)))
+                    parts.append(overwrite(self.words, block, start))
+                    num_changed += parts[-1].positions.size
         except BaseException:
-            if sum(counts) > most:
+            if num_changed > most:
                 self.step = None
             else:
-                joined([patch for _, patch in parts]).undo(self.words)
+                joined(parts).undo(self.words)
             raise
-        patch = joined([patch for _, patch in sorted(parts, key=itemgetter(0))]) if sum(counts) <= most else None
-        self._arrive(step, self.selection.digests(self.words), patch, now)
+        self._arrive(step, self.selection.digests(self.words), joined(parts) if num_changed <= most else None, now)
 
     def understood(self, received: Transfer) -> Update:
         """Returns the update that was received. Raises MalformedMessage if it is not for this selection."""

@@ -2,8 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from ps_protocol.roles.weights import FetchReply, FetchRequest
 from ps_protocol.weights.copy import WeightCopy
 from ps_protocol.weights.words import WORD_BYTES, Selection
 from ps_server.model.shard_model import ShardModel
-from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.numbers.tables import Table
 
@@ -24,8 +22,6 @@ from ps_server.numbers.tables import Table
 UNUSED_S = 60.0
 # Encoded and compared at a time: it stays in a core's cache with what it is compared with.
 _BLOCK_BYTES = 1 << 18
-# Less for each thread is not worth waking the others.
-_STRIPE_BYTES = 1 << 21
 # So often in a row a step is overwritten while it is copied; then steps wait for the copy.
 _MAX_BROKEN_OFF = 2
 # So many copies, of different tables or in different encodings, are kept.
@@ -62,8 +58,8 @@ class FollowedWeights:
     it takes; of tables, those that somebody asks for. No step waits for that, unless it `is_starved`. `clock`: in seconds.
     """
 
-    def __init__(self, budget: MemoryBudget, *, clock: Callable[[], float], threads: StripeRunner = ONE_THREAD) -> None:
-        self._budget, self._clock, self._threads = budget, clock, threads
+    def __init__(self, budget: MemoryBudget, *, clock: Callable[[], float]) -> None:
+        self._budget, self._clock = budget, clock
         self._lock = threading.Lock()
         self._followed: dict[_Kind, _Followed] = {}
         budget.on_shortage(lambda: self._let_go(0.0))
@@ -88,17 +84,12 @@ class FollowedWeights:
                 one.asked_at = now
                 if copy is not None and (weights.step is None or copy.step > weights.step):
                     try:
-                        count = max(1, min(self._threads.num_threads, weights.selection.num_words * WORD_BYTES // _STRIPE_BYTES))
-                        stripes = [_blocks(model, weights.selection, copy, first=first, of=count) for first in range(count)]
-                        weights.advance(copy.step, stripes, now=now, each=self._each)
+                        weights.advance(copy.step, _blocks(model, weights.selection, copy), now=now)
                         one.num_broken_off = 0
                     except StepGone:
                         one.num_broken_off += 1
                         raise
                 return weights.answer(request, newest_step=newest_step, now=now)
-
-    def _each(self, act: Callable[[int], int], numbers: Sequence[int]) -> None:
-        share(self._threads, numbers, lambda number, _: act(number), num_threads=len(numbers), within=nullcontext)
 
     def note(self, request: FetchRequest, model: ShardModel) -> None:
         """Takes note that somebody waits, for whom the copy must stay however long a step takes."""
@@ -162,17 +153,14 @@ def _kind_of(request: FetchRequest, model: ShardModel) -> _Kind:
     return request.encoding, tuple(sorted({index - num_dense for index in request.slices if index >= num_dense}))
 
 
-def _blocks(model: ShardModel, selection: Selection, copy: StepCopy, *, first: int, of: int) -> Iterator[tuple[int, Array]]:
-    """Yields words of a selection at a step, with the position of the first; each block is valid until the next.
-
-    Of so many stripes, this one; the first has the tables, too.
-    """
+def _blocks(model: ShardModel, selection: Selection, copy: StepCopy) -> Iterator[tuple[int, Array]]:
+    """Yields the words of a selection at a step, with the position of the first; each block is valid until the next."""
     layout, encoding = selection.layout, selection.encoding
-    for offset, frame in encoded_frames(layout, copy.memory, encoding, _BLOCK_BYTES, first=first, of=of):
+    for offset, frame in encoded_frames(layout, copy.memory, encoding, _BLOCK_BYTES):
         yield offset // WORD_BYTES, np.frombuffer(frame, np.uint16)
     if not copy.is_intact():
         raise StepGone(f"step {copy.step} was overwritten while it was copied; ask for a later one", facts={"step": str(copy.step + 1)})
-    for number in selection.tables if first == 0 else ():
+    for number in selection.tables:
         place = selection.place(len(layout.slices) + number)
         table_encoding = encoding if selection.is_encoded[place] else FloatEncoding.AS_IS
         for offset, block in _row_blocks(model.table(number), table_encoding, None if model.applies_on_arrival else copy.step):

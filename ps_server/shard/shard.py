@@ -130,7 +130,7 @@ class ServedShard:
         self._history = ShardHistory(history, process_incarnation=process_incarnation)
         self._gate = Gate(self._name, budget=self.budget, clock=clock)
         self._encoded, self._moves = EncodedVariables(self.budget), EncodedMoves()
-        self._followed = FollowedWeights(self.budget, clock=clock, threads=apply_threads)
+        self._followed = FollowedWeights(self.budget, clock=clock)
         self._sharings = Sharings(self._gate, segments, name=self._name)
         self._checkpoints = Checkpoints(
             self,

@@ -161,8 +161,8 @@ def test_steps_that_pass_faster_than_they_are_encoded_wait_for_a_follower_that_g
             later = num_made + 3
             made.wait_for(lambda: num_made >= later, timeout=0.2)  # they do not come while they wait for the copy
 
-    def frames_that_take_longer_than_steps(*arguments: Any, **stripe: Any) -> Iterator[Any]:
-        for frame in encoded_frames(*arguments, **stripe):
+    def frames_that_take_longer_than_steps(*arguments: Any) -> Iterator[Any]:
+        for frame in encoded_frames(*arguments):
             await_steps()
             yield frame
 

@@ -1,6 +1,6 @@
 """A copy of a shard's weights that steps bring forward, the patches between them, and a reader's copy that follows it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -19,15 +19,9 @@ from tests.unit.ps_protocol.weights.test_words import LAYOUT, changed, random_wo
 REQUEST = FetchRequest(era=era(1), layout_hash=LAYOUT.hash, encoding=FloatEncoding.BFLOAT16)
 
 
-def blocks_of(words: Array, *, first: int = 0, of: int = 1) -> Iterator[tuple[int, Array]]:
-    for start in range(1000 * first, words.size, 1000 * of):
+def blocks_of(words: Array) -> Iterator[tuple[int, Array]]:
+    for start in range(0, words.size, 1000):
         yield start, words[start : start + 1000]
-
-
-def backwards(act: Callable[[int], int], numbers: Sequence[int]) -> None:
-    """Calls a function as threads might: the last number comes first."""
-    for number in reversed(numbers):
-        act(number)
 
 
 class Source:
@@ -43,8 +37,7 @@ class Source:
         """Makes a step, in which about this share of the words changes."""
         newest = self.at[max(self.at)] if self.at else random_words(self.versions.selection.num_words)
         self.at[step] = words = changed(newest, share=share, seed=step)
-        stripes = [blocks_of(words, first=first, of=3) for first in range(3)]
-        self.versions.advance(step, stripes, now=self.now, each=backwards)
+        self.versions.advance(step, blocks_of(words), now=self.now)
 
     def fetch(self, request: FetchRequest) -> Transfer:
         """Returns all pages of an answer."""
@@ -226,14 +219,12 @@ def test_what_cannot_be_copied_to_its_end_shows_nothing_of_it(source: Source, co
     source.make(0)
     bring(copy, source)
 
-    later = changed(source.at[0], share=share, seed=9)
-
     def overwritten() -> Iterator[tuple[int, Array]]:
-        yield from [*blocks_of(later, of=2)][:-1]
+        yield from [*blocks_of(changed(source.at[0], share=share, seed=9))][:-1]
         raise StepGone("it was overwritten")
 
     with pytest.raises(StepGone):
-        source.versions.advance(1, [overwritten(), blocks_of(later, first=1, of=2)], now=0.0, each=backwards)
+        source.versions.advance(1, overwritten(), now=0.0)
     source.make(2)
     assert bring(copy, source) == (share < 0.5)  # where nearly all had changed, it cannot be taken back
     np.testing.assert_array_equal(copy.words, source.at[2])
@@ -285,7 +276,7 @@ def test_a_whole_copy_stays_for_a_slow_reader_though_no_later_step_can_be_copied
     transfer.take(source.page(transfer.request))
     for step in (1, 2, 3):
         with pytest.raises(StepGone):
-            source.versions.advance(step, [overwritten()], now=0.0)
+            source.versions.advance(step, overwritten(), now=0.0)
     assert source.versions.step is None
     while not transfer.is_whole:
         transfer.take(source.page(transfer.request))
