@@ -1,13 +1,15 @@
 """`lockstep status` and `why`: ask the chief, and return its answer. Knows no terminal; decides nothing."""
 
 import argparse
+import contextlib
 
 from chief.page.recorder import NUM_STEPS, Recorder
 from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.formatting import plain
 from lockstep.cli.results import CommandResult
-from lockstep.cli.watch.view import AgesOfRows, fields_of, status_lines, why_lines
+from lockstep.cli.watch.view import fields_of, row_lines, status_lines, why_lines
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.keys import KeySpec
 from ps_protocol.model.shown import shown
 from ps_protocol.model.spec import Placement
 from ps_protocol.roles.chief import ClusterStatus, GetModelRequest
@@ -34,28 +36,30 @@ def run_status(arguments: argparse.Namespace) -> CommandResult:
         look = Recorder(chief, read_metrics=lambda status: ()).look()
         placement = chief.call(GetModelRequest(max_wait_s=0.0)).placement if arguments.placement or arguments.table else None
         access = chief.access
-    # A server that does not answer is no absent chief.
-    ages = _ages_of_rows(arguments.table, look.status, placement or (), access) if arguments.table else None
-    placement = placement if arguments.placement else None
-    words = "\n".join(status_lines(look, placement=placement, num_ledger=arguments.ledger, ages=ages))
-    return CommandResult(words=words, fields=fields_of(look.status, placement=placement, num_ledger=arguments.ledger, ages=ages))
+    shown_placement = placement if arguments.placement else None
+    lines = status_lines(look, placement=shown_placement, num_ledger=arguments.ledger)
+    fields = fields_of(look.status, placement=shown_placement, num_ledger=arguments.ledger)
+    if arguments.table:
+        # Not in the block above: a server that does not answer is no absent chief.
+        keys, counts = _count_rows(arguments.table, look.status, placement or (), access)
+        lines += ["", *row_lines(arguments.table, keys, counts)]
+        fields["rows_by_last_use"] = counts
+    return CommandResult(words="\n".join(lines), fields=fields)
 
 
-def _ages_of_rows(name: str, status: ClusterStatus, placement: Placement, access: Access) -> AgesOfRows:
+def _count_rows(name: str, status: ClusterStatus, placement: Placement, access: Access) -> tuple[KeySpec, list[int]]:
     """Counts the rows of a table with keys at all servers that have some. Raises InvalidSpec if there is none; PsError."""
     placed = [one for one in placement if one.slice.variable.name == name]
     keys = placed[0].slice.variable.keys if placed else None
     if keys is None:
         known = sorted({one.slice.variable.name for one in placement if one.slice.variable.keys is not None})
-        raise InvalidSpec(f"--table {shown(name)}: no such table with keys; the model has {', '.join(known) or 'none'}")
+        what = f"the model has {', '.join(known) or 'none'}" if placement else "there is no model yet"
+        raise InvalidSpec(f"--table {shown(name)}: no such table with keys; {what}")
     counts: list[tuple[int, ...]] = []
     for index in sorted({one.shard for one in placed}):
-        shard = GrpcShard(status.shards[index].address, index=index, access=access)
-        try:
+        with contextlib.closing(GrpcShard(status.shards[index].address, index=index, access=access)) as shard:
             counts.append(shard.call(CountRowsRequest(epoch=status.epoch, name=name)))
-        finally:
-            shard.close()
-    return AgesOfRows(name=name, keys=keys, counts=tuple(map(sum, zip(*counts, strict=True))))
+    return keys, [sum(of_age) for of_age in zip(*counts, strict=True)]
 
 
 def add_why_arguments(parser: argparse.ArgumentParser) -> None:

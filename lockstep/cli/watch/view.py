@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from chief.page.look import Look, eta_s
 from lockstep.cli.formatting import bytes_text, duration_text, plain, printable, table
 from ps_protocol.model.keys import KeySpec
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import PlacedSlice, Placement
 from ps_protocol.model.variables import ANY
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, LedgerEntry, Level, ParticipantKind, ParticipantStatus
@@ -113,16 +112,7 @@ def loss_text(status: ClusterStatus) -> str:
 # All of it, once.
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class AgesOfRows:
-    """How many rows of a table with keys were used last 1 step ago, 2 to 3 steps ago, 4 to 7, and so on; empty: that is not kept."""
-
-    name: str
-    keys: KeySpec
-    counts: tuple[int, ...]
-
-
-def status_lines(look: Look, *, placement: Placement | None = None, num_ledger: int = 0, ages: AgesOfRows | None = None) -> list[str]:
+def status_lines(look: Look, *, placement: Placement | None = None, num_ledger: int = 0) -> list[str]:
     """Returns all parts, each after an empty line."""
     status = look.status
     progress = [f"{policy_text(status)}"]
@@ -139,39 +129,36 @@ def status_lines(look: Look, *, placement: Placement | None = None, num_ledger: 
     blocks = [why_lines(status), progress, _workers(look, most=len(status.participants)), _servers(status), _reports(status), [counts]]
     blocks.append(_placement(placement) if placement is not None else [])
     blocks.append(_ledger(status.ledger[:num_ledger]) if num_ledger else [])
-    blocks.append(_ages(ages) if ages is not None else [])
     return [line for block in blocks if block for line in ("", *block)][1:]
 
 
-def fields_of(status: ClusterStatus, *, placement: Placement | None = None, num_ledger: int = 0, ages: AgesOfRows | None = None) -> object:
+def fields_of(status: ClusterStatus, *, placement: Placement | None = None, num_ledger: int = 0) -> dict[str, object]:
     """Returns every field by its own name; enums in lower case, durations in seconds; the placement, if given, slice by slice."""
     fields = dataclasses.asdict(dataclasses.replace(status, ledger=status.ledger[:num_ledger]))
     if placement is not None:
         fields["placement"] = [_slice_fields(placed) for placed in placement]
-    if ages is not None:
-        fields["ages_of_rows"] = dataclasses.asdict(ages)
-    return plain(fields)
+    return {key: plain(value) for key, value in fields.items()}
 
 
-def _ages(ages: AgesOfRows) -> list[str]:
-    what, keys, num_rows = f"rows of {printable(repr(ages.name))}", ages.keys, sum(ages.counts)
-    if not ages.counts:
-        return [f"{what}: nobody notes when or how often they are used, for the table has neither max_rows nor max_age_steps"]
-    most = f" of {keys.max_rows:,} at most ({100 * num_rows / keys.max_rows:.0f} %)" if keys.max_rows else ""
-    gone = f"; at {keys.max_age_steps:,} steps they are gone" if keys.max_age_steps else ""
-    # Up to the oldest.
-    counts = ages.counts[: max((k + 1 for k, count in enumerate(ages.counts) if count), default=0)]
+def row_lines(name: str, keys: KeySpec, counts: Sequence[int]) -> list[str]:
+    """Returns how many rows of a table with keys were used last 1 step ago, 2 to 3 steps ago, 4 to 7, and so on."""
+    what, num_rows = f"rows of {printable(repr(name))}", sum(counts)
+    if not counts:
+        return [f"{what}: their last use is not kept, for the table has neither max_rows nor max_age_steps"]
+    most = f" of at most {keys.max_rows:,} ({100 * num_rows / keys.max_rows:.0f} %)" if keys.max_rows else ""
+    gone = f"; one not used for {keys.max_age_steps:,} steps is gone, and another key may take its place" if keys.max_age_steps else ""
+    oldest = max((age for age, count in enumerate(counts) if count), default=-1)
     rows = [
         (
-            "in the newest step" if not k else f"{1 << k:,} to {(2 << k) - 1:,} steps ago",
+            f"{1 << age:,} to {(2 << age) - 1:,} steps ago" if age else "in the newest step",
             f"{count:,}",
             f"{100 * count / num_rows:.0f} %",
             "█" * round(_AGE_BAR * count / max(counts)),
         )
-        for k, count in enumerate(counts)
+        for age, count in enumerate(counts[: oldest + 1])
     ]
     lines = table([("last used", "rows", "", ""), *rows], left=(0, 3)).splitlines() if rows else []
-    return [f"{what} by the step that used them last{gone}; how often is not counted: {num_rows:,} rows{most}", *lines]
+    return [f"{what}: {num_rows:,}{most}{gone}", *lines]
 
 
 def policy_text(status: ClusterStatus) -> str:

@@ -90,14 +90,14 @@ def test_rows_of_a_table_with_keys_are_counted_by_their_last_use_at_all_servers(
             keys = np.arange(400 if not step else 100)
             session.step({"users": IndexedSlices(keys, rows[: keys.size]), "free": IndexedSlices(keys, rows[: keys.size])})
         text = lockstep_here("status", "--table", "users", "--chief", chief).stdout
-        assert "rows of 'users' by the step that used them last; how often is not counted: 400 rows of 1,000 at most (40 %)" in text
+        assert "rows of 'users': 400 of at most 1,000 (40 %)" in text
         lines = [line.split() for line in text.splitlines()]
         assert ["in", "the", "newest", "step", "100", "25", "%", "█" * 13] in lines
         assert ["4", "to", "7", "steps", "ago", "300", "75", "%", "█" * 40] in lines
         fields = json.loads(lockstep_here("status", "--table", "users", "--json", "--chief", chief).stdout)
-        assert fields["ages_of_rows"]["counts"][:4] == [100, 0, 300, 0]
+        assert fields["rows_by_last_use"][:4] == [100, 0, 300, 0]
         text = lockstep_here("status", "--table", "free", "--chief", chief).stdout
-        assert "rows of 'free': nobody notes when or how often they are used" in text
+        assert "rows of 'free': their last use is not kept" in text
         found = lockstep_here("status", "--table", "w", "--chief", chief)
         assert (found.returncode, "no such table with keys; the model has free, users" in found.stderr) == (2, True)
 
