@@ -91,8 +91,8 @@ class FollowedWeights:
                         raise
                 return weights.answer(request, newest_step=newest_step, now=now)
 
-    def note(self, request: FetchRequest, model: ShardModel) -> None:
-        """Takes note that somebody waits, for whom the copy must stay however long a step takes."""
+    def keep(self, request: FetchRequest, model: ShardModel) -> None:
+        """Keeps the copy for somebody who waits for a step, however long that takes; to be called again within UNUSED_S."""
         if (one := self._followed.get(_kind_of(request, model))) is not None:
             one.asked_at = self._clock()
 

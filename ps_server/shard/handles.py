@@ -38,9 +38,10 @@ class OpenPush:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._contribution.outcome is None:
             with self._gate:
-                # The first: its stream is over, while it waited for the rest.
-                end = self._inbox.suspend if kind is GeneratorExit else self._inbox.abandon
-                end(self._contribution)
+                if kind is GeneratorExit:  # its stream is over, while it waited for the rest
+                    self._inbox.suspend(self._contribution)
+                else:
+                    self._inbox.abandon(self._contribution)
 
     @property
     def num_received(self) -> int:

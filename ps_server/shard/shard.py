@@ -348,7 +348,8 @@ class ServedShard:
             # Else the weights of a cluster that began anew would be taken for later ones of the one before.
             fences.check_era(request.era)
             model = self._model_locked(request.layout_hash)
-            self._followed.note(request, model)
+            if model.step < request.least:
+                self._followed.keep(request, model)
             if model.step < request.least and request.max_wait_s:
 
                 def is_there() -> bool:
