@@ -123,7 +123,7 @@ class ChiefLink:
         except WorkerIndexTaken as error:
             if not _is_holder_dead(error, host=machine_name()):
                 raise
-            whose = f"{kind.name.lower()} {error.facts['worker']}"
+            whose = f"{kind.name.lower()} {error.facts.get('worker', index)}"  # facts are the chief's, and may lack one
             log.warning("taking over from %s: its process on this machine, pid %s, has ended", whose, error.facts["pid"])
         return self._ask_for_place(kind=kind, index=index, takeover=True)
 
