@@ -36,7 +36,7 @@ _END_S, _LOOK_S = 2.0, 0.05
 
 
 class Remote:
-    """The process on the other host."""
+    """The process on the other host. Ends this program where what reaches the host is not installed."""
 
     def __init__(self, path: Path) -> None:
         self._path, task = path, json.loads(path.read_text())
@@ -44,9 +44,13 @@ class Remote:
         self._program, self._attempt = reach[0], shlex.join(reach)
         self._files = frozenset(task["returns"])
         # A group of its own: the launcher signals this process's group, which must not end the connection.
-        self._way = subprocess.Popen(
-            reach, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0, bufsize=0
-        )
+        try:
+            self._way = subprocess.Popen(
+                reach, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0, bufsize=0
+            )
+        except OSError as error:
+            _write(f"host {self._host} cannot be reached: {self._program}: {error.strerror}; install it on this machine\n".encode())
+            sys.exit(EXIT_HOST_LOST)
         assert self._way.stdin is not None and self._way.stdout is not None and self._way.stderr is not None
         self._input, self._output, self._errors = self._way.stdin, self._way.stdout, self._way.stderr
         os.set_blocking(self._errors.fileno(), False)

@@ -94,7 +94,12 @@ def test_the_documented_command_trains_on_several_hosts_and_each_process_has_its
     assert "Traceback" not in out
 
 
-def test_a_host_that_cannot_be_used_is_named_before_anything_starts(hosts: Path) -> None:
+def test_a_host_that_cannot_be_used_is_named_before_anything_starts(hosts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without_ssh:
+        without_ssh.setenv("PATH", "/nowhere")
+        code, out = run_up("--hosts", "a=127.0.0.1", worker=TRAIN, run_dir=hosts / "run")
+    words = "lockstep up: host a cannot be reached: ssh: No such file or directory; install it on this machine"
+    assert code == 2 and out.splitlines()[-1] == words and "Traceback" not in out, out
     (hosts / "down" / "b").touch()
     code, out = run_up("--hosts", ADDRESSES, worker=TRAIN, run_dir=hosts / "run")
     why = r"ssh ended with exit code 255: .*No route to host; try it:"
