@@ -1,7 +1,9 @@
 """Engines and collectors of others take the weights of a training: TorchRL's, vLLM's. And the Trainer of transformers gives them.
 
 Each test runs on the real library, or is skipped and says that this is missing; none has a stand-in for an interface. `make
-test-frameworks` has TorchRL and transformers, not vLLM. TRL's trainers, which are subclasses of that Trainer, are not run here.
+test-frameworks` has TorchRL and transformers. vLLM's wheel of 336 MB is not in it; without a GPU, that and what it imports at once will do:
+`.venv-frameworks/bin/pip install --no-deps vllm pyzmq cbor2 openai openai-harmony sniffio`. TRL's trainers, which are
+subclasses of that Trainer, are not run here.
 
 vLLM's engine is made by vLLM's own factory and base class, and loads into a model that stands for one of vLLM's: a whole LLM, and the
 layers that `start_weight_update` and `finish_weight_update` make ready, need a GPU and are not run here.
