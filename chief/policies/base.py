@@ -165,6 +165,10 @@ class Policy(Protocol):
         """The open step has waited long enough, and is complete."""
         return
 
+    def stay_complete(self) -> None:
+        """The open step was complete under the policy before."""
+        return
+
     def commit(self, push_id: PushId, *, step: int, weight: float = 1.0) -> Verdict:
         """Counts a new contribution: ACCEPTED, STALE or LATE. Raises StepAhead or Unavailable, and then has changed nothing.
 

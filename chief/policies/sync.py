@@ -79,6 +79,10 @@ class SyncPolicy(Policy):
         """The open step waits no longer."""
         self._is_complete = self.is_in_grace or self._is_complete
 
+    def stay_complete(self) -> None:
+        """The open step takes no more, however many this policy needs."""
+        self._is_complete = True
+
     def _look(self) -> None:
         """Notes whether the open step is complete now."""
         num_required = 1 if self._is_last else self.num_required
@@ -89,9 +93,8 @@ class SyncPolicy(Policy):
 
     def require(self, num_required: int) -> None:
         """Has the open step, and those after it, need so many contributions; a step that is complete stays so."""
-        if not self._is_complete or num_required <= self.num_contributions:
-            self.num_required = num_required
-            self._look()
+        self.num_required = num_required
+        self._look()
 
     def gives_way(self, policy: PolicySpec) -> bool:
         """At once to steps that can take what is counted; else when that has made the open step, however little it is."""

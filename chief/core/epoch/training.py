@@ -944,8 +944,8 @@ class Training:
         old = self.policy
         self.policy = new = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
         self._grace_timer.clear()
-        if old.is_complete:
-            new.end_grace()
+        if old.is_complete and old.spec.has_common_steps:
+            new.stay_complete()  # however few it needed: who gave nothing to it may wait for the next step already
         if not new.spec.accepts_stale:
             self._discards.clear()  # the shards drop by themselves the contributions that they cannot apply any more
         if not old.spec.accepts_stale:

@@ -1,6 +1,9 @@
 """Fewer contributions a step after workers are lost: at least the minimum, and none fewer while a worker may still contribute."""
 
+from chief.policies.sync import StrictTokens, SyncPolicy
+from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import PushOutcome
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
 
 ACCEPTED = PushOutcome.ACCEPTED
@@ -80,3 +83,14 @@ def test_the_status_has_the_wanted_number_and_the_minimum() -> None:
     second.leave(failure="boom")
     status = driver.coordinator.status(driver.now)
     assert (status.replicas_to_aggregate, status.min_replicas) == (2, 1)
+
+
+def test_a_step_that_is_complete_with_fewer_leaves_the_later_ones_what_they_need() -> None:
+    policy = SyncPolicy(spec=PolicySpec(), num_required=2, tokens=StrictTokens(), workers=[0, 1])
+    policy.require(1)
+    policy.commit(PushId(worker=1, incarnation=1, sequence=1), step=0)
+    policy.require(2)
+    assert policy.is_complete
+    policy.advance()
+    policy.commit(PushId(worker=1, incarnation=1, sequence=2), step=1)
+    assert not policy.is_complete, "the other worker is there again"
