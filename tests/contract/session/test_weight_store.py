@@ -557,7 +557,7 @@ def test_one_that_was_silent_for_long_is_replaced_and_ends_when_it_comes_back(tr
     wait_until(lambda: disk.num_refused, what="it is silent")
     other = StoreKeeper(open_storage(directory), beat_s=BEAT_S)
     other.claim()
-    disk.is_full = False
+    # Its disk stays full: else it may look before the other one writes, and write after it, which the other one would notice if it went on.
     wait_until(lambda: trained.errors, what="the first one notices")
     assert isinstance(trained.errors[0], Superseded)
 
