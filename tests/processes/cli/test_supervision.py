@@ -199,7 +199,8 @@ def test_a_signal_ends_even_stubborn_processes_within_two_seconds(tmp_path: Path
         process.send_signal(number)
         assert process.wait(5.0) == exit_code
         assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
-        assert not carriers(number.name)
+        # On a busy machine the launcher does not wait for its guardian, which does the rest.
+        wait_until(lambda: not carriers(number.name), timeout_s=5.0, what="all processes are gone")
         assert not directory.exists()
 
 

@@ -220,7 +220,7 @@ def test_an_output_that_is_closed_ends_everything(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert process.wait(5.0) == 128 + signal.SIGPIPE
-    assert are_gone(everybody)
+    wait_until(lambda: are_gone(everybody), timeout_s=2.0, what="every process has ended")
 
 
 def test_neither_a_python_file_of_the_user_nor_another_python_in_the_path_is_taken_for_ours(
