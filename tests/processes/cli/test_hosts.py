@@ -124,6 +124,7 @@ def test_doctor_asks_each_host_whether_it_can_run_a_cluster(hosts: Path) -> None
     found = {one["check"]: one for one in json.loads(ended.stdout)["findings"] if one["check"].startswith("host ")}
     assert [found[f"host {name}"]["severity"] for name in "abc"] == ["ok", "fail", "ok"] and ended.returncode == 1
     assert "host b does not run Lockstep's agent: ssh ended with exit code 255" in found["host b"]["text"]
+    (hosts / "bin" / "srun").symlink_to("/bin/true")
     ended = lockstep("doctor", "--engine", "slurm")
     assert ended.returncode == 1 and "this is no job of Slurm; ask for one" in ended.stdout, ended.stdout
 
