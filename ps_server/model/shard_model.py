@@ -55,12 +55,14 @@ def of_each(request: ApplyRequest, *, num_shares: int) -> list[tuple[float, ...]
 
 
 def difference(mine: ShardSpec, theirs: ShardSpec) -> str:
-    """Returns words for the first difference between `theirs` and the present model; empty if they are the same."""
+    """Returns words for the first difference between `theirs` and the present model; empty if they are the same.
+
+    The step at which each begins says nothing: a server that was brought back from a checkpoint began later than the others.
+    """
     mine_by_part, theirs_by_part = (
         {
             "slices": (*spec.layout.slices, *spec.layout.tables),
             "optimizer": spec.optimizer,
-            "initial_step": spec.initial_step,
             "averages": spec.averages,
             "clip": spec.clip,
         }
