@@ -257,7 +257,7 @@ def test_a_reader_of_a_store_sees_no_wrong_bit_and_has_the_last_step(
     fault: str,
     tmp_path: Path,
 ) -> None:
-    cluster = start(Plan(max_steps=NUM_STEPS))
+    cluster = start(Plan(max_steps=NUM_STEPS, pace_s=0.3))
     cluster.await_step(2)
     keeping, watching = store(cluster), follow(tmp_path / "weights")
     await_step(watching, 12)
@@ -312,7 +312,7 @@ def test_what_is_published_is_shown_whole_when_a_process_is_killed(start: Starte
 @pytest.mark.shows("F39")
 def test_a_follower_that_is_killed_holds_nobody_up(start: Started) -> None:
     program = "import lockstep\nwith lockstep.follow({!r}, wire='bfloat16') as weights:\n    while True: weights.wait(max_lag=0)"
-    cluster = start(Plan(max_steps=NUM_STEPS))
+    cluster = start(Plan(max_steps=NUM_STEPS, pace_s=0.3))
     cluster.await_step(2)
     followers = [subprocess.Popen([sys.executable, "-c", program.format(cluster.chief_address)], cwd=ROOT) for _ in range(3)]
     cluster.await_status(lambda status: _num_following(status) == 3, what="three follow")
