@@ -30,8 +30,9 @@ from chief.policies.factory import new_policy
 from ps_protocol.errors import CheckpointNotFound, DataLoss, LeaseExpired, PsError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
-from ps_protocol.roles.contribution import NO_ATTACHMENTS, NO_STEP_ATTACHMENTS, PushId
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, NO_STEP_ATTACHMENTS
 from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardStatus, WorkerPushes
 
 if TYPE_CHECKING:
@@ -73,6 +74,18 @@ def resumption(adoptions: Sequence[Adoption], *, names: Sequence[str], has_steps
     if not known or any(request.contributors != known[0].contributors for request in known):
         return f"it is not known what step {low} was made of: {where}"
     return Resumption(step=low, redo=known[0])
+
+
+def promised(record: ChiefRecord, found: Resumption, policy: PolicySpec) -> tuple[ChosenPush, ...]:
+    """Returns the contributions that the record names, and that are in no step so far, a step that is repeated included.
+
+    Where steps are common, all are of the record's. Else each is a step by itself, in their order: shards do not remember for ever which
+    contributions they have applied.
+    """
+    num_since = found.step - record.step + (found.redo is not None)
+    if policy.has_common_steps:
+        return () if num_since else record.chosen
+    return record.chosen[num_since:]
 
 
 def has_applied(adoptions: Sequence[Adoption]) -> bool:
@@ -620,14 +633,7 @@ class Recovery:
             self._take_attachments(record, adoptions)
         if record is not None and record.epoch == self._members.epoch:
             self._take_data(stage, record, adoptions)
-            if found.redo is None:
-                applied = {
-                    PushId(worker=one.worker, incarnation=one.incarnation, sequence=push.sequence)
-                    for one in stage.pushes
-                    for push in one.applied
-                }
-                is_open = not policy.spec.has_common_steps or record.step == found.step
-                stage.chosen = tuple(one for one in record.chosen if is_open and one.push_id not in applied)
+            stage.chosen = promised(record, found, policy.spec)
         self._members.remember(stage.pushes)
         for adoption in adoptions:
             self._members.give_up(adoption.given_up)
@@ -674,7 +680,7 @@ class Recovery:
             step=found.step,
             is_start=False,
             oldest_kept=0 if stage.record is None else stage.record.oldest_kept,
-            counted=() if found.redo is not None else self._counted(stage, found.step),
+            counted=self._counted(stage, found.step + (found.redo is not None)),
             tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
         )
         training = self._cluster.begin_training(start)
@@ -687,7 +693,10 @@ class Recovery:
         training.redo(redo, now)
 
     def _counted(self, stage: _TakingOver, step: int) -> tuple[ChosenPush, ...]:
-        """Counts the contributions that the earlier chief had counted, in its order: a worker may have been answered already."""
+        """Counts the contributions that the earlier chief had counted, in its order: a worker may have been answered already.
+
+        `step`: the first that is made of them.
+        """
         policy = new_policy(self._config)
         for one in stage.chosen:
             self._data.count(one.push_id, one.ranges)

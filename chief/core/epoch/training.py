@@ -688,9 +688,8 @@ class Training:
         request = step.request
         if step.is_redo:
             self._work = self._step = None
-            self._members.remember(self.applied_pushes(extra=request.contributors))
             self._ledger.close_step(now=now)
-            self.policy = self._new_policy(step=request.step + 1, is_start=False)
+            self.policy = self._new_policy(step=request.step + 1, is_start=False, counted=self.policy.counted())
             self._turned_away.clear()
             self._lower_quorum()
             self._recovery.repeated(now)

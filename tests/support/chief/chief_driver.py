@@ -52,6 +52,7 @@ from ps_protocol.roles.shard import (
     ShardStatus,
     WorkerPushes,
 )
+from ps_server.contributions.inbox import PUSHES_KEPT
 from tests.support.chief.eras import fence
 
 
@@ -97,7 +98,7 @@ class FakeShard:
             for push in contributors:
                 by_worker.setdefault((push.worker, push.incarnation), []).append(AppliedPush(sequence=push.sequence, step=step))
         newest = {worker: max(i for w, i in by_worker if w == worker) for worker, _ in by_worker}
-        return tuple(WorkerPushes(worker=w, incarnation=i, applied=tuple(by_worker[w, i])) for w, i in newest.items())
+        return tuple(WorkerPushes(worker=w, incarnation=i, applied=tuple(by_worker[w, i][-PUSHES_KEPT:])) for w, i in newest.items())
 
 
 class Driver:

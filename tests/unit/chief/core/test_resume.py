@@ -8,6 +8,7 @@ import pytest
 from chief.core import messages as ev
 from chief.options import CheckpointConfig
 from ps_protocol.errors import InternalError, LeaseExpired, ModelMismatch, NotInitialized, TrainingFailed
+from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.checkpoint import Durability
@@ -353,3 +354,53 @@ def test_a_contribution_from_before_a_change_of_policy_is_stale_for_the_next_chi
     driver.new_chief()
     driver.come_back(workers[0])
     assert workers[0].commit(2, push_id=late.push_id).outcome is PushOutcome.STALE
+
+
+def two_promised(driver: Driver) -> tuple[list[Worker], list[PushId]]:
+    """Has two workers contribute under async, and a record name both contributions before either is applied."""
+    workers = driver.train(0, 1)
+    driver.applies_at_once = False
+    pushes = [worker.next_push() for worker in workers]
+    calls = [worker.send_commit(push_id=push) for worker, push in zip(workers, pushes, strict=True)]
+    driver.lease(workers[0], DataSpec(name="train", num_samples=1_000, range_size=1))
+    record = driver.shards[0].record
+    assert record is not None and [one.push_id for one in record.chosen] == pushes
+    assert driver.answers[calls[1]].outcome is ACCEPTED, "it is certain, though not applied"
+    return workers, pushes
+
+
+@pytest.mark.parametrize("num_since", [0, 1, 40])
+def test_under_async_a_promised_contribution_is_applied_once_however_long_ago_the_promise_was_kept(num_since: int) -> None:
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None, policy=PolicySpec(name=PolicyName.ASYNC))
+    workers, pushes = two_promised(driver)
+    if num_since > 1:
+        driver.apply()
+        driver.apply()
+        driver.applies_at_once = True
+        for number in range(num_since):
+            workers[number % 2].commit()
+        driver.applies_at_once = False
+    elif num_since:
+        driver.apply()
+    driver.new_chief()
+    left = pushes[num_since:]
+    assert [order.request.contributors for order in driver.to_apply] == [(push,) for push in left[:1]]
+    for push in left:
+        driver.apply()
+        assert driver.applied[-1].request.contributors == (push,)
+    assert not driver.to_apply
+
+
+def test_under_async_a_contribution_that_was_promised_behind_an_interrupted_step_follows_it() -> None:
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None, policy=PolicySpec(name=PolicyName.ASYNC))
+    workers, pushes = two_promised(driver)
+    driver.apply_at(0)
+    driver.new_chief()
+    for push in pushes:
+        driver.apply()
+        assert driver.applied[-1].request.contributors == (push,)
+    assert (driver.step, driver.to_apply) == (2, [])
+    for worker, push in zip(workers, pushes, strict=True):
+        driver.come_back(worker)
+        result = worker.commit(0, push_id=push)
+        assert (result.outcome, result.first_outcome, result.applied_step) == (DUPLICATE, ACCEPTED, worker.index)
