@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PermissionDenied, PsError, StorageFailed, StorageFull
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import format_bytes
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.checkpoint import check_tag
 from ps_protocol.roles.shard import CheckpointFile
@@ -30,7 +31,6 @@ MAX_MANIFEST_BYTES = 512 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_DIRECTORY = (errno.ENOTDIR, errno.EEXIST)
-_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 class FileWriter(Protocol):
@@ -125,7 +125,7 @@ def check_name(name: str) -> str:
 def check_room(num_bytes: int, *, num_free_bytes: int | None, place: str) -> None:
     """Raises StorageFull if fewer bytes are free than needed."""
     if num_free_bytes is not None and num_bytes > num_free_bytes:
-        need, free = size_text(num_bytes), size_text(num_free_bytes)
+        need, free = format_bytes(num_bytes), format_bytes(num_free_bytes)
         if need == free:  # rounded, it would read as room enough
             need, free = f"{num_bytes} bytes", f"{num_free_bytes} bytes"
         raise StorageFull(f"checkpoint: need {need}, {free} free on {place}; make room")
@@ -164,14 +164,6 @@ def storage_failures(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, what=f"cannot {what}") from error
-
-
-def size_text(num_bytes: int) -> str:
-    """Formats a size, for example "4.2 GiB"."""
-    for unit, name in _UNITS:
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f} {name}"
-    return f"{num_bytes} bytes"
 
 
 # Checkpoints in a directory of a file system: temporary directory, fsync, manifest last, rename.

@@ -5,6 +5,6 @@ Knows no message, file, thread or clock. `variables` has a variable's declaratio
 workers are coordinated, `merging` how contributions become one gradient, `data` how the training data is shared out, `expressions` the
 language of formulas, `programs` formulas compiled to operations on blocks, `keys` how the keys of tables without a size are spread over
 servers, `updates` new values that one gives to variables in a step, `differences` how two such values differ, `misspelling` suggestions for
-misspelt names, `checksums` numbers that follow from bytes, `shown` values in messages, `light_dataclass` how all values of the packages are
-declared.
+misspelt names, `checksums` numbers that follow from bytes, `shown` values and sizes in messages, `light_dataclass` how all values of the
+packages are declared.
 """

@@ -7,7 +7,6 @@ of the same index summed, while the original is right only if the sender has don
 
 import math
 from collections import deque
-from typing import Protocol
 
 import numpy as np
 
@@ -32,29 +31,6 @@ class Gradient:
     dense_shape: tuple[int, ...] | None = None
 
 
-class GradientSum(Protocol):
-    """The sum of the gradients of a round."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it holds."""
-
-    def check(self, shape: tuple[int, ...], *, num_indices: int, dense_shape: tuple[int, ...] | None) -> None:
-        """Raises ShapeMismatch unless a gradient of this shape can be added now."""
-
-    def growth(self, gradient: Gradient) -> int:
-        """Returns the bytes, at most, that adding the gradient takes for a moment or for good."""
-
-    def add(self, gradient: Gradient) -> None:
-        """Adds a checked gradient. The first of a round becomes the sum."""
-
-    def result(self, *, count: int) -> Gradient:
-        """Returns the mean or sum of all, as an array of its own."""
-
-    def clear(self) -> None:
-        """Begins a round."""
-
-
 class Take:
     """One taking: `taken` None while it waits."""
 
@@ -69,7 +45,7 @@ class Rounds:
     A gradient is accepted if its local step is the accumulator's step, or later. Each taking raises the step by one.
     """
 
-    def __init__(self, spec: AccumulatorSpec, total: GradientSum) -> None:
+    def __init__(self, spec: AccumulatorSpec, total: "DenseSum | SparseSum") -> None:
         self.spec = spec
         self.step = 0
         self.count = 0
@@ -129,7 +105,10 @@ class Rounds:
 
 
 class DenseSum:
-    """The sum of dense gradients. Without a declared shape, the first gradient of a round fixes the shape for that round."""
+    """The sum of dense gradients. Without a declared shape, the first gradient of a round fixes the shape for that round.
+
+    As `SparseSum`: a gradient is checked, then added, and the first of a round becomes the sum.
+    """
 
     def __init__(self, spec: AccumulatorSpec) -> None:
         self._spec = spec

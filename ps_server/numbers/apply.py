@@ -17,11 +17,10 @@ import numpy as np
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.encodings.formats import stretch as encoded_stretch
 from ps_protocol.encodings.halves import widen_into
-from ps_protocol.model.expressions import BLOCK
 from ps_protocol.model.layout import ALIGNMENT, ArenaRange, Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.merging import MEAN, MergeSpec
-from ps_protocol.model.programs import MAX_SCRATCH, Program
+from ps_protocol.model.programs import MAX_SCRATCH
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array, Constraint, ConstraintKind, DataType
@@ -398,7 +397,9 @@ def constrain(value: Array, constraint: Constraint) -> None:
         value[...] = precise
         return
     if constraint.kind is ConstraintKind.FORMULA:
-        _constrain_by(constraint.program, value.reshape(-1))
+        # In as much memory for the values between as some blocks take, however large it is.
+        program = constraint.program
+        program.compute((value.reshape(-1),), (), program.numbers({}, float), float)
     elif constraint.kind is ConstraintKind.NON_NEGATIVE:
         np.maximum(value, 0, out=value)
     elif constraint.kind is ConstraintKind.CLIP:
@@ -407,19 +408,6 @@ def constrain(value: Array, constraint: Constraint) -> None:
         norms = np.sqrt(np.sum(np.square(value), axis=0 if value.ndim else None, keepdims=True))
         wanted = np.minimum(norms, _number(value, constraint.high)) if constraint.kind is ConstraintKind.MAX_NORM else _number(value, 1)
         np.multiply(value, wanted / (norms + _number(value, EPSILON)), out=value)
-
-
-def _constrain_by(program: Program, value: Array) -> None:
-    """Changes a variable by a formula, in as much memory for the values between as some blocks take, however large it is."""
-    size = min(value.size, BLOCK)
-    scratch, squares = [np.empty(size, value.dtype) for _ in range(program.num_scratch)], np.empty(size if program.num_passes else 0)
-    parts = [value[start : start + size] for start in range(0, value.size, max(size, 1))]
-    numbers = program.numbers({}, float)
-    for index in range(program.num_passes if parts else 0):
-        sums = [program.measure(index, [part], [one[: part.size] for one in scratch], squares, numbers) for part in parts]
-        numbers = program.conclude(index, [sum(of_parts) for of_parts in zip(*sums, strict=True)], numbers, float)
-    for part in parts:
-        program.run([part], (), [one[: part.size] for one in scratch], numbers)
 
 
 def _number(value: Array, number: float) -> "np.floating[Any]":

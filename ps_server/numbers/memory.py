@@ -12,6 +12,7 @@ import numpy as np
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.layout import aligned_bytes
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import format_bytes
 from ps_protocol.model.variables import Array
 from ps_protocol.shared_memory.words import Words, private_words
 
@@ -22,16 +23,6 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" e
 
 # Steps over which a pool remembers how many buffers it needed at once.
 _PEAK_WINDOW = 64
-
-
-def format_bytes(nbytes: int) -> str:
-    """Formats a size, for example "1.5 GiB"."""
-    value, unit = float(nbytes), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{nbytes} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
 
 
 class MemoryBudget:

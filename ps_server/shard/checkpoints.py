@@ -37,6 +37,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.keys import KEYS_PART, OCCURRENCES_PART, ROWS_PART, gathered, spread
 from ps_protocol.model.layout import ALIGNMENT, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import format_bytes
 from ps_protocol.model.variables import Array
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.checkpoint import Checkpoint
@@ -61,7 +62,7 @@ from ps_server.model.snapshot import (
     rule_keys,
 )
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
-from ps_server.numbers.memory import BytesInFile, MemoryBudget, format_bytes
+from ps_server.numbers.memory import BytesInFile, MemoryBudget
 from ps_server.numbers.tables import Table, rows_of
 from ps_server.shard.gate import TURN_WAIT_S
 

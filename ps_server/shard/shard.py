@@ -32,6 +32,7 @@ from ps_protocol.errors import (
     WrongRole,
     printable,
 )
+from ps_protocol.model.shown import format_bytes
 from ps_protocol.model.variables import Array
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import digest
@@ -77,7 +78,7 @@ from ps_server.model.shard_model import SMALL_BYTES, ShardModel, StepWork, diffe
 from ps_server.model.snapshot import Snapshot, StateMemory
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner
 from ps_server.numbers.arena import VersionedBuffer
-from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
+from ps_server.numbers.memory import MemoryBudget, VariablesMemory, private_variables
 from ps_server.shard.checkpoints import Checkpoints, RunInBackground
 from ps_server.shard.encoded_variables import EncodedMoves, EncodedVariables
 from ps_server.shard.followed import FollowedWeights, StepCopy

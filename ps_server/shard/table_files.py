@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from ps_protocol.errors import LimitExceeded
+from ps_protocol.model.shown import format_bytes
 from ps_protocol.model.variables import Array
-from ps_server.numbers.memory import format_bytes
 
 # A file gets room on its disk in such pieces, if there is as much.
 _ROOM_BYTES = 16 << 20

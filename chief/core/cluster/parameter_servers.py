@@ -6,6 +6,7 @@ from dataclasses import field
 from chief.core.wording import percent, printable, seconds
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import format_bytes
 from ps_protocol.roles.chief import ServerStatus
 from ps_protocol.roles.fence import numbered
 from ps_protocol.roles.shard import ShardReport, creation_words, held_bytes
@@ -161,11 +162,15 @@ class ShardTable:
 
     def explain_unreachable(self, now: float) -> list[str]:
         """Says of each shard that does not answer that it does not."""
-        return [_silence(record, now) for record in self._records if not record.is_reachable]
+        silent = [record for record in self._records if not record.is_reachable]
+        causes = [f" ({record.why})" if record.why else "" for record in silent]
+        lengths = [seconds(now - record.unreachable_since) for record in silent]
+        return [f"{one.name} has not answered for {length}{why}" for one, length, why in zip(silent, lengths, causes, strict=True)]
 
     def explain_restoring(self) -> list[str]:
         """Says of each shard that reads a checkpoint how far it is."""
-        return [_far(record) for record in self._records if record.restoring is not None and record.restoring[1]]
+        reading = [(record.name, *record.restoring) for record in self._records if record.restoring is not None and record.restoring[1]]
+        return [f"{name} has read {percent(done, total)} of {format_bytes(total)}" for name, done, total in reading]
 
     def explain_creating(self, layouts: Sequence[Layout]) -> list[str]:
         """Says of each shard that is given first values what it does and how far it is, as it said last; nothing before some are there."""
@@ -227,20 +232,3 @@ def _created(report: ShardReport | None, layout: Layout) -> int:
 def _total(parts: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
     pairs = list(parts)
     return (sum(done for done, _ in pairs), sum(total for _, total in pairs)) if pairs else None
-
-
-def _far(record: ShardRecord) -> str:
-    read, total = record.restoring or (0, 0)
-    return f"{record.name} has read {_part(read, total)}"
-
-
-def _part(done: int, total: int) -> str:
-    return f"{100 * done // max(1, total)} % of {total / (1 << 20):,.1f} MiB"
-
-
-def _silence(record: ShardRecord, now: float) -> str:
-    return f"{record.name} has not answered for {seconds(now - record.unreachable_since)}{_cause(record)}"
-
-
-def _cause(record: ShardRecord) -> str:
-    return f" ({record.why})" if record.why else ""

@@ -91,7 +91,7 @@ def test_a_call_that_waits_for_a_restoration_learns_its_progress() -> None:
     assert "has read" not in driver.coordinator.cluster.explain(driver.now)
     driver.send(messages.ShardRestoring(shard=1, num_bytes_read=3 << 30, num_bytes=4 << 30))
     told = driver.coordinator.cluster.explain(driver.now)
-    assert "Then step 0 of checkpoint step-000000000. Ps 1 at host-p:5001 has read 75 % of 4,096.0 MiB." in told, told
+    assert "Then step 0 of checkpoint step-000000000. Ps 1 at host-p:5001 has read 75 % of 4.0 GiB." in told, told
     driver.is_manual = False
     driver.work_off()
     assert "has read" not in driver.coordinator.cluster.explain(driver.now)

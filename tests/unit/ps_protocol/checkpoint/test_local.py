@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ps_protocol.checkpoint.catalog import find_checkpoint, prune, verify_checkpoint
-from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage, size_text, storage_error
+from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage, storage_error
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
 from ps_protocol.process.failpoints import enable_failpoints
 from tests.support.parameter_servers.checkpoints import CLUSTER, Crash, Disk, save, write_files
@@ -162,12 +162,6 @@ def test_a_pipe_in_place_of_a_file_is_refused_without_waiting_for_a_writer(tmp_p
         verify_checkpoint(storage, checkpoint)
     with pytest.raises(CheckpointNotFound):
         find_checkpoint(storage, cluster=CLUSTER)
-
-
-def test_checkpoint_sizes_are_formatted_with_units() -> None:
-    assert [size_text(size) for size in (0, 1023, 1024, 1 << 20, 9 << 29, 3 << 40)] == [
-        *("0 bytes", "1023 bytes", "1.0 KiB", "1.0 MiB", "4.5 GiB", "3.0 TiB"),
-    ]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -7,7 +7,7 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataSpec
-from ps_protocol.model.shown import shown
+from ps_protocol.model.shown import format_bytes, shown
 from worker_client.model.optimizers import step_hyperparameters
 
 
@@ -36,3 +36,9 @@ def test_a_number_of_hundreds_of_digits_is_refused_in_a_short_message(give: Call
 
 def test_short_values_are_shown_whole() -> None:
     assert [shown(value) for value in (5, -1.5, "x", None)] == ["5", "-1.5", "'x'", "None"]
+
+
+def test_sizes_are_formatted_with_units() -> None:
+    assert [format_bytes(size) for size in (0, 1023, 1024, 1536, 1 << 20, 9 << 29, 3 << 40)] == [
+        *("0 bytes", "1023 bytes", "1.0 KiB", "1.5 KiB", "1.0 MiB", "4.5 GiB", "3.0 TiB"),
+    ]

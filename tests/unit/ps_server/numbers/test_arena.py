@@ -9,7 +9,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_server.numbers.arena import ShardArena, arena_bytes, padding_words, word_bytes
-from ps_server.numbers.memory import BufferPool, MemoryBudget, format_bytes
+from ps_server.numbers.memory import BufferPool, MemoryBudget
 from ps_server.optimizers.rule import UpdateRule
 
 
@@ -202,7 +202,3 @@ def test_a_pool_frees_buffers_that_were_unused_for_long() -> None:
         pool.take_back(pool.lend(purpose="a push"))
         pool.end_step()
     assert (pool.num_buffers, budget.allocated_bytes) == (1, 64)
-
-
-def test_byte_counts_are_formatted_with_units() -> None:
-    assert [format_bytes(n) for n in (0, 1023, 1536, 12 << 30)] == ["0 bytes", "1023 bytes", "1.5 KiB", "12.0 GiB"]
