@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from ps_protocol.errors import ShuttingDown, Superseded
-from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.model.layout import Segments, SegmentWriter, aligned_bytes
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import MAX_WAIT_S, POST_BYTES, BoardRequest, Found, Post, PostHeader, Posts
 from ps_server.numbers.memory import MemoryBudget
@@ -25,17 +25,26 @@ class BoardRegistry:
         self._num_waiting = 0
         self._shutdown: ShuttingDown | None = None
 
-    def open_post(self, header: PostHeader) -> "IncomingPost":
-        """Begins to take a post in. Raises Superseded, LimitExceeded."""
-        with self._changed:
-            self._checked_locked(header)
-        return IncomingPost(self, header, budget=self._budget)
-
     def post(self, header: PostHeader, content: Array) -> int:
         """Keeps a copy of a post, unless one is there at its key."""
-        with self.open_post(header) as incoming:
-            incoming.write(0, content.data)
-            return incoming.finish()
+        return self.receive(header, lambda writer: writer.write(0, content.data))
+
+    def receive(self, header: PostHeader, feed: Callable[[SegmentWriter], None]) -> int:
+        """Keeps the post whose bytes `feed` writes, all of them (else TruncatedStream); returns the server's process incarnation.
+
+        Bytes are always wanted: an author seldom repeats a post. Raises Superseded, LimitExceeded.
+        """
+        with self._changed:
+            self._checked_locked(header)
+        # Counted here until it is kept, and counted there.
+        num_counted = header.content_bytes + POST_BYTES
+        purpose = f"a post on board {header.board!r}"
+        content = self._budget.allocate_by(lambda: aligned_bytes(header.content_bytes), num_counted, purpose=purpose)
+        try:
+            Segments([content]).receive(feed)
+            return self._keep(header, content)
+        finally:
+            self._budget.release(num_counted)
 
     def read(self, request: BoardRequest) -> Found:
         """Waits for a post, and takes nothing away."""
@@ -55,8 +64,13 @@ class BoardRegistry:
             finally:
                 self._num_waiting -= 1
 
-    def keep(self, header: PostHeader, content: Array) -> int:
-        """Keeps a post whose bytes have all come; for IncomingPost."""
+    def begin_shutdown(self, reason: str) -> None:
+        """Refuses all calls from now on, and ends those that wait. Idempotent: the first reason stays."""
+        with self._changed:
+            self._shutdown = self._shutdown or ShuttingDown(f"{self._owner} is shutting down: {reason}")
+            self._changed.notify_all()
+
+    def _keep(self, header: PostHeader, content: Array) -> int:
         with self._changed:
             posts = self._checked_locked(header)
             before = posts.nbytes
@@ -65,12 +79,6 @@ class BoardRegistry:
             self._budget.release(before - posts.nbytes)
             self._changed.notify_all()
         return self._process_incarnation
-
-    def begin_shutdown(self, reason: str) -> None:
-        """Refuses all calls from now on, and ends those that wait. Idempotent: the first reason stays."""
-        with self._changed:
-            self._shutdown = self._shutdown or ShuttingDown(f"{self._owner} is shutting down: {reason}")
-            self._changed.notify_all()
 
     def _checked_locked(self, header: PostHeader) -> Posts:
         if self._shutdown is not None:
@@ -82,35 +90,3 @@ class BoardRegistry:
                 f"incarnation {header.incarnation} is replaced by it; end this process"
             )
         return posts
-
-
-class IncomingPost:
-    """A post on its way in; leaving the `with` block before `finish` drops it without effect. For one thread."""
-
-    # Bytes are always wanted: an author seldom repeats a post.
-    is_answered = False
-
-    def __init__(self, boards: BoardRegistry, header: PostHeader, *, budget: MemoryBudget) -> None:
-        self._boards, self._header, self._budget = boards, header, budget
-        # Counted here until it is kept, and counted there.
-        self._num_counted = header.content_bytes + POST_BYTES
-        purpose = f"a post on board {header.board!r}"
-        self._content = budget.allocate_by(lambda: aligned_bytes(header.content_bytes), self._num_counted, purpose=purpose)
-        self._writer = Segments([self._content]).writer()
-
-    def __enter__(self) -> "IncomingPost":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._budget.release(self._num_counted)
-        self._num_counted = 0
-
-    def write(self, offset: int, data: bytes | memoryview) -> bool:
-        """Takes the next bytes. Raises FrameOutOfOrder."""
-        self._writer.write(offset, data)
-        return True
-
-    def finish(self) -> int:
-        """Keeps the post if all its bytes have arrived (else TruncatedStream); returns the server's process incarnation."""
-        self._writer.finish()
-        return self._boards.keep(self._header, self._content)

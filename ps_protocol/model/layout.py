@@ -50,6 +50,12 @@ class Segments:
         """Returns a writer that fills the pieces from the first byte to the last."""
         return SegmentWriter(self.pieces, self.nbytes)
 
+    def receive(self, feed: "Callable[[SegmentWriter], None]") -> None:
+        """Has `feed` write every byte; raises TruncatedStream unless it did."""
+        writer = self.writer()
+        feed(writer)
+        writer.finish()
+
     def copy_from(self, source: "Segments") -> None:
         """Copies all bytes of `source`, which must have the same length."""
         writer = self.writer()

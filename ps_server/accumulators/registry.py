@@ -14,7 +14,7 @@ from typing import Any
 
 from ps_protocol.errors import AccumulatorExists, AccumulatorNotFound, Cancelled, LimitExceeded, PsError, PushIdReused, ShuttingDown
 from ps_protocol.model.differences import differences
-from ps_protocol.model.layout import Segments
+from ps_protocol.model.layout import Segments, SegmentWriter
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.accumulators import (
@@ -339,20 +339,29 @@ class AccumulatorRegistry:
             self._accumulators[spec.name] = made = NamedAccumulator(spec, budget=self._budget)
             return AccumulatorCreation(created=True, step=made.describe().step)
 
-    def open_gradient(self, header: GradientHeader) -> "IncomingGradient":
-        """Begins to take a gradient in; it is answered at once if its content is not wanted."""
-        accumulator = self._find(header.name)
-        reply = accumulator.known_reply(header)
-        return IncomingGradient(accumulator, header, budget=self._budget, reply=reply)
-
     def apply_gradient(self, header: GradientHeader, values: Array, indices: Array | None = None) -> GradientReply:
         """Adds a copy of a gradient, unless it is stale."""
-        with self.open_gradient(header) as incoming:
+
+        def feed(writer: SegmentWriter) -> None:
             for offset, data in content_of(values, indices).chunks(1 << 30):
-                if incoming.is_answered:
-                    break
-                incoming.write(offset, data)
-            return incoming.finish()
+                writer.write(offset, data)
+
+        return self.receive_gradient(header, feed)
+
+    def receive_gradient(self, header: GradientHeader, feed: Callable[[SegmentWriter], None]) -> GradientReply:
+        """Adds the gradient whose bytes `feed` writes, all of them (else TruncatedStream); `feed` is not called if none are wanted."""
+        accumulator = self._find(header.name)
+        if (reply := accumulator.known_reply(header)) is not None:
+            return reply
+        spec = accumulator.spec
+        nbytes = header.num_bytes(spec.data_type)
+        content = self._budget.allocate(nbytes, purpose=f"a gradient of accumulator {header.name!r}")
+        try:
+            Segments([content]).receive(feed)
+            values, indices = arrays_of(content, data_type=spec.data_type, shape=header.shape, num_indices=header.num_indices)
+            return accumulator.apply(header, Gradient(values, indices, header.dense_shape) if spec.is_sparse else Gradient(values))
+        finally:
+            self._budget.release(nbytes)
 
     @contextlib.contextmanager
     def open_take(self, request: TakeRequest) -> Iterator[Taking]:
@@ -403,47 +412,3 @@ class AccumulatorRegistry:
     def _check_running_locked(self) -> None:
         if self._shutdown is not None:
             raise self._shutdown
-
-
-class IncomingGradient:
-    """A gradient on its way in; leaving the `with` block before `finish` drops it without effect. For one thread."""
-
-    def __init__(self, accumulator: NamedAccumulator, header: GradientHeader, *, budget: MemoryBudget, reply: GradientReply | None) -> None:
-        self._accumulator = accumulator
-        self._header = header
-        self._budget = budget
-        self._reply = reply
-        self._nbytes = 0 if reply is not None else header.num_bytes(accumulator.spec.data_type)
-        self._buffer = budget.allocate(self._nbytes, purpose=f"a gradient of accumulator {header.name!r}")
-        self._writer = Segments([self._buffer]).writer()
-
-    def __enter__(self) -> "IncomingGradient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._budget.release(self._nbytes)
-        self._nbytes = 0
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether no bytes are wanted."""
-        return self._reply is not None
-
-    def write(self, offset: int, data: bytes | memoryview) -> bool:
-        """Takes the next bytes; False if they are not wanted. Raises FrameOutOfOrder."""
-        if self._reply is not None:
-            return False
-        self._writer.write(offset, data)
-        return True
-
-    def finish(self) -> GradientReply:
-        """Adds the gradient if all its bytes have arrived (else TruncatedStream), and returns the answer."""
-        if self._reply is None:
-            self._writer.finish()
-            self._reply = self._accumulator.apply(self._header, self._gradient())
-        return self._reply
-
-    def _gradient(self) -> Gradient:
-        header, spec = self._header, self._accumulator.spec
-        values, indices = arrays_of(self._buffer, data_type=spec.data_type, shape=header.shape, num_indices=header.num_indices)
-        return Gradient(values, indices, header.dense_shape) if spec.is_sparse else Gradient(values)

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented
 from ps_protocol.model.layout import Segments
@@ -115,7 +115,8 @@ class ParameterService:
     def _create(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         header, frame = _first(messages, pb.CreateVariablesRequest)
         with self._shard.open_creation(codec.decode(ShardSpec, header.spec)) as creation:
-            _feed(creation, frame, messages, pb.CreateVariablesRequest)
+            if not creation.is_answered:
+                _feed(creation.write, frame, messages, pb.CreateVariablesRequest)
             created = creation.finish()
         yield pb.CreateVariablesResponse(created=created).SerializeToString()
 
@@ -187,10 +188,12 @@ class AccumulatorService:
 
     def _apply(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         first, frame = _first(messages, accumulator_pb.ApplyGradientRequest)
-        with self._registry.open_gradient(codec.decode(GradientHeader, first.header)) as incoming:
-            _feed(incoming, frame, messages, accumulator_pb.ApplyGradientRequest)
-            reply = incoming.finish()
-        yield codec.pack(reply)
+        header = codec.decode(GradientHeader, first.header)
+        yield codec.pack(
+            self._registry.receive_gradient(
+                header, lambda writer: _feed(writer.write, frame, messages, accumulator_pb.ApplyGradientRequest)
+            )
+        )
 
     def _take(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         request = codec.decode(TakeRequest, decode_message(accumulator_pb.TakeGradientRequest, only_message(messages)))
@@ -215,9 +218,8 @@ class BoardService:
 
     def _post(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         first, frame = _first(messages, board_pb.PostOnBoardRequest)
-        with self._boards.open_post(codec.decode(PostHeader, first.header)) as incoming:
-            _feed(incoming, frame, messages, board_pb.PostOnBoardRequest)
-            process_incarnation = incoming.finish()
+        header = codec.decode(PostHeader, first.header)
+        process_incarnation = self._boards.receive(header, lambda writer: _feed(writer.write, frame, messages, board_pb.PostOnBoardRequest))
         yield board_pb.PostOnBoardResponse(process_incarnation=process_incarnation).SerializeToString()
 
     def _read(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
@@ -225,17 +227,6 @@ class BoardService:
         first = board_pb.ReadBoardResponse(header=codec.encode(found.header))
         content = Segments([] if found.post is None else [found.post.content])
         yield from encode_stream(first, content)
-
-
-class Incoming(Protocol):
-    """The receiver of the frames of one stream: a push, a creation, a gradient of a named accumulator, a post."""
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether no more bytes are wanted."""
-
-    def write(self, offset: int, data: bytes | memoryview) -> bool:
-        """Takes the next bytes; False if they are not wanted any more."""
 
 
 def _first(messages: Iterator[bytes], message_type: type[StreamMessage]) -> tuple[StreamMessage, Frame | None]:
@@ -249,9 +240,14 @@ def _first(messages: Iterator[bytes], message_type: type[StreamMessage]) -> tupl
     return header, frame
 
 
-def _feed(incoming: Incoming, frame: Frame | None, messages: Iterator[bytes], message_type: type[StreamMessage]) -> None:
-    """Writes frames until the stream ends, or until no more are wanted: then the rest of the stream is not waited for."""
-    while not incoming.is_answered and (frame is None or incoming.write(frame.offset, frame.data)):
+def _feed(
+    write: Callable[[int, bytes | memoryview], bool | None],
+    frame: Frame | None,
+    messages: Iterator[bytes],
+    message_type: type[StreamMessage],
+) -> None:
+    """Writes frames until the stream ends, or until `write` returns False, as no more are wanted: the rest is not waited for then."""
+    while frame is None or write(frame.offset, frame.data) is not False:
         message = next(messages, None)
         if message is None:
             return
