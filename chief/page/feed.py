@@ -32,7 +32,7 @@ def snapshot(look: Look) -> dict[str, Any]:
         "step_age_s": _number(status.step_age_s),
         "steps_per_s": _number(look.steps_per_s),
         "eta_s": _number(eta_s(look)),
-        "is_held_up": look.is_held_up,
+        "is_held_up": bool(status.waiting_for),
         "cost": _plain(look.cost),
         "epoch": status.epoch,
         "policy": status.policy.text,

@@ -11,8 +11,8 @@ from ps_protocol.roles.chief import ClusterState, ClusterStatus
 class Look:
     """The cluster at one moment, and what follows from the looks before it.
 
-    `steps_per_s` None: not known yet. `is_held_up`: training waits much longer than steps usually take. By worker: `contributions_per_s`,
-    `read_s` (how long it takes to read the variables, in the mean), `num_last` (how many of the latest steps it completed).
+    `steps_per_s` None: not known yet. By worker: `contributions_per_s`, `read_s` (how long it takes to read the variables, in the mean),
+    `num_last` (how many of the latest steps it completed).
     """
 
     number: int
@@ -20,7 +20,6 @@ class Look:
     wall: float
     status: ClusterStatus
     cost: Cost
-    is_held_up: bool
     steps_per_s: float | None
     contributions_per_s: Mapping[int, float]
     read_s: Mapping[int, float]
@@ -30,6 +29,6 @@ class Look:
 def eta_s(look: Look) -> float | None:
     """Returns how long training takes at the present speed; None: that is not known, for example while training waits."""
     status, speed = look.status, look.steps_per_s
-    if status.state is not ClusterState.TRAINING or look.is_held_up or status.max_steps is None or not speed or speed <= 0.0:
+    if status.state is not ClusterState.TRAINING or status.waiting_for or status.max_steps is None or not speed or speed <= 0.0:
         return None
     return max(0, status.max_steps - status.global_step) / speed

@@ -30,8 +30,6 @@ NUM_STEPS = 200
 _INTERVAL_S = 1.0
 # Speeds are those of so many looks.
 _NUM_LOOKS = 10
-# A step that is open for so many times as long as one takes, and waits for something, holds training up.
-_HELD_UP = 4.0
 # Metrics are read less often where that takes long: this part of the time at most.
 _MOST_OF_TIME = 1 / 20
 _MAX_INTERVAL_S = 60.0
@@ -134,9 +132,10 @@ class Recorder:
         workers = [one for one in status.participants if one.kind is ParticipantKind.WORKER]
         accepted = {one.index: one.num_accepted for one in workers}
         traffic = {one.index: one.traffic for one in workers if one.traffic is not None}
-        is_held_up = _is_held_up(status)
         # After a wait the speed is that of the steps since, and not of the time that was waited.
-        if self._looks and (status.global_step < self._looks[-1].step or (last is not None and last.is_held_up and not is_held_up)):
+        if self._looks and (
+            status.global_step < self._looks[-1].step or (last is not None and last.status.waiting_for and not status.waiting_for)
+        ):
             self._looks.clear()
         if not self._looks or now - self._looks[-1].at >= _INTERVAL_S / 2:
             self._looks.append(_Counts(now, status.global_step, accepted, traffic))
@@ -152,7 +151,6 @@ class Recorder:
             wall=wall,
             status=status,
             cost=self._cost.add(status, at=now),
-            is_held_up=is_held_up,
             steps_per_s=(status.global_step - then.step) / passed_s if is_known else None,
             contributions_per_s=rates,
             read_s={index: _read_s(then.traffic.get(index, _NOTHING), one) for index, one in traffic.items() if one.num_reads},
@@ -181,13 +179,6 @@ class Recorder:
                 log.exception("the page cannot read metrics any more")
                 return
             pause_s = min(_MAX_INTERVAL_S, max(_INTERVAL_S, (self._clock() - began) / _MOST_OF_TIME))
-
-
-def _is_held_up(status: ClusterStatus) -> bool:
-    if status.state is not ClusterState.TRAINING:
-        return bool(status.waiting_for)
-    usual_s = sorted(entry.duration_s for entry in status.ledger)
-    return bool(status.waiting_for) and status.step_age_s > _HELD_UP * (usual_s[len(usual_s) // 2] if usual_s else 0.0)
 
 
 def _read_s(before: WorkerTraffic, now: WorkerTraffic) -> float:

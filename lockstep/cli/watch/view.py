@@ -343,7 +343,7 @@ def _progress(look: Look, width: int) -> list[str]:
     status = look.status
     parts = [f"{_rate(look.steps_per_s)} steps/s", f"policy {status.policy.text}"]
     left_s = eta_s(look)
-    if status.max_steps and look.is_held_up:
+    if status.max_steps and status.waiting_for:
         parts.insert(1, "time left unknown while training waits")
     elif left_s is not None:
         parts.insert(1, f"{duration_text(left_s)} left")

@@ -29,7 +29,6 @@ def page_of(*conditions: Condition, address: str = "127.0.0.1:0") -> Iterator[st
         wall=0.0,
         status=status,
         cost=cost,
-        is_held_up=False,
         steps_per_s=None,
         contributions_per_s={},
         read_s={},

@@ -57,7 +57,7 @@ def steps(number: int) -> tuple[LedgerEntry, ...]:
 
 def look(status: ClusterStatus, **changes: Any) -> Look:
     known = {"number": 1, "at": 0.0, "wall": 0.0, "steps_per_s": 12.5, "contributions_per_s": {0: 12.5}, "read_s": {}, "num_last": {0: 5}}
-    return Look(status=status, **{**known, "cost": CostCount().add(status, at=0.0), "is_held_up": False, **changes})
+    return Look(status=status, **{**known, "cost": CostCount().add(status, at=0.0), **changes})
 
 
 def shown(
