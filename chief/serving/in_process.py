@@ -15,8 +15,7 @@ from chief.core import messages as ev
 from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
 from chief.shards.calls import ShardCalls
-from chief.shards.requests import Authority, step_requests
-from chief.shards.work import ShardWork
+from chief.shards.work import Authority, ShardWork, step_requests
 from ps_protocol.errors import ContributionMissing, PsError
 from ps_protocol.process.waiting import QuickCondition
 from ps_protocol.roles.chief import Chief, ClusterStatus, ClusterStatusRequest

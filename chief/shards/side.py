@@ -18,9 +18,8 @@ from chief.core import messages as ev
 from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import DirectLink, DirectLinks, OwnWork, ShardLink
-from chief.shards.requests import Authority
 from chief.shards.standby import ReplicaReturn, replicated
-from chief.shards.work import ShardWork
+from chief.shards.work import Authority, ShardWork, step_requests
 from ps_protocol.errors import Cancelled, PsError, Unavailable
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.waiting import delays_s
@@ -186,7 +185,7 @@ class ShardSide:
         if self._direct is None:
             self.in_loop(self._begin, self._work.carry_out, step)
         else:
-            self.own_work.extend(self._direct.apply(self._work.requests_of(step), partial(self._ended_directly, step)))
+            self.own_work.extend(self._direct.apply(step_requests(step, num_shards=len(self._calls)), partial(self._ended_directly, step)))
 
     def _ended_directly(self, step: ev.ApplyStep, is_applied: bool) -> None:
         if not is_applied:

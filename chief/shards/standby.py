@@ -9,7 +9,6 @@ from dataclasses import field, replace
 from typing import Any, cast
 
 from chief.core import messages
-from chief.core import messages as rec
 from chief.core.wording import workers_of
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
@@ -277,9 +276,9 @@ class ReplicatedLink:
         self._num_states = 0  # that replicas have been told, all together
         # Held while replicas are taken in or emptied; and while one is dropped.
         self.changing, self._dropping = asyncio.Lock(), asyncio.Lock()
-        self._report: Callable[[rec.ReplicasChanged | rec.ContributionsDiffer], None] = lambda event: None
+        self._report: Callable[[messages.ReplicasChanged | messages.ContributionsDiffer], None] = lambda event: None
 
-    def attach(self, report: Callable[[rec.ReplicasChanged | rec.ContributionsDiffer], None]) -> None:
+    def attach(self, report: Callable[[messages.ReplicasChanged | messages.ContributionsDiffer], None]) -> None:
         """Reports from now on which processes hold the shard, beginning now, and which contributions differed at its replicas."""
         self._report = report
         self._say()
@@ -621,7 +620,7 @@ class ReplicatedLink:
 
     def _say_different(self, step: int, contributions: tuple[PushId, ...]) -> str:
         """Reports that replicas had been given different contributions, and returns that as the reason why one is not counted on."""
-        self._report(rec.ContributionsDiffer(shard=self.index, step=step, contributions=contributions))
+        self._report(messages.ContributionsDiffer(shard=self.index, step=step, contributions=contributions))
         return f"{workers_of(contributions)} had given it other gradients for step {step} than the other replica"
 
     def _count_on(self, members: Sequence[Replica]) -> None:
@@ -635,7 +634,7 @@ class ReplicatedLink:
         others = [one for one in self.replicas if one is not self._first]
         along = next((one.address for one in others if one in self.members), "")
         missing = "" if along else "; ".join(f"{one.address}: {one.missing}" for one in others)
-        self._report(rec.ReplicasChanged(shard=self.index, address=self.address, standby=along, missing=missing))
+        self._report(messages.ReplicasChanged(shard=self.index, address=self.address, standby=along, missing=missing))
 
     def _note(self, status: ShardStatus) -> ShardStatus:
         self._told = status.process_incarnation
@@ -688,20 +687,12 @@ class ReplicaReturn:
         except PsError as error:
             self._report(messages.Failed(work=work, error=error))
             return
-        requests = [(self.links[spec.shard], self._request(work, spec.shard, sha256)) for spec in work.specs]
-        whys = await asyncio.gather(*(self._bring_back(link, request) for link, request in requests))
+        requests = [
+            RestoreRequest(fence=work.fence, spec=spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings) for spec in work.specs
+        ]
+        whys = await asyncio.gather(*(self._bring_back(self.links[request.spec.shard], request) for request in requests))
         failures = tuple((shard, why) for shard, why in zip(work.shards, whys, strict=True) if why)
         self._report(messages.Done(work=work, result=failures))
-
-    def _request(self, work: messages.BringReplicasBack, shard: int, sha256: str) -> RestoreRequest:
-        spec = next(spec for spec in work.specs if spec.shard == shard)
-        return RestoreRequest(
-            fence=work.fence,
-            spec=spec,
-            tag=work.tag,
-            manifest_sha256=sha256,
-            settings=work.settings,
-        )
 
     async def _is_there(self, link: ReplicatedLink, one: Replica) -> bool:
         """Whether a process is there that can be brought back; it is empty then: what it held may be older than what the others hold."""

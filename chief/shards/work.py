@@ -5,26 +5,21 @@ shards, and the simulation in simulated time.
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from chief.core import messages as ev
 from chief.core.wording import seconds
 from chief.shards.calls import CONTROL_TIMEOUT_S, ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.requests import (
-    Authority,
-    are_of_one_time,
-    newest_record,
-    restore_requests,
-    step_requests,
-)
 from chief.shards.standby import distrust_unconfirmed
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, LimitExceeded, PsError, Superseded, TrainingFailed
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.failpoints import failpoint
+from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.contribution import PushId, contributions_named
-from ps_protocol.roles.fence import LIVING_CHIEF_S, Fence
+from ps_protocol.roles.fence import LIVING_CHIEF_S, NOBODY, Fence, joined_keys
 from ps_protocol.roles.history import Counted, History
 from ps_protocol.roles.request import Request
 from ps_protocol.roles.shard import (
@@ -41,7 +36,7 @@ from ps_protocol.roles.shard import (
     ShardStatusRequest,
     ShutdownRequest,
 )
-from ps_protocol.wire.codec import RecordPacker
+from ps_protocol.wire.codec import RecordPacker, unpack_record
 
 log = logging.getLogger("lockstep.chief")
 
@@ -60,6 +55,29 @@ _POLL_S = 5.0
 _SAY_EVERY_S = 1.0
 
 Result = TypeVar("Result")
+
+
+@light_dataclass(slots=True)
+class Authority:
+    """Of a chief's latest adoption; NOBODY: it has adopted nothing yet. `ShardWork` changes it in place.
+
+    `session_key`: the chief's own. `session_keys`: that, and those of earlier chiefs of this life that shards have reported.
+    """
+
+    session_key: bytes = field(repr=False)
+    fence: Fence = NOBODY
+    chief_address: str = ""
+    session_keys: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def obey(self, fence: Fence) -> None:
+        """Everything is commanded by this from now on."""
+        if fence.life != self.fence.life:
+            self.session_keys = (self.session_key,)
+        self.fence = fence
+
+    def learn(self, session_keys: tuple[bytes, ...]) -> None:
+        """A shard of this life knows these keys."""
+        self.session_keys = joined_keys(self.session_keys, session_keys)
 
 
 class ShardWork:
@@ -147,7 +165,8 @@ class ShardWork:
 
     async def _apply(self, step: ev.ApplyStep, *, is_again: bool) -> None:
         """Has all shards apply a step, at once, and reports the end of that."""
-        requests, links = self.requests_of(step), self._calls.links
+        links = self._calls.links
+        requests = step_requests(step, num_shards=len(links))
         replies = await self._have_step(
             "to apply",
             step,
@@ -193,10 +212,6 @@ class ShardWork:
             return ev.Lacking(missing=tuple(sorted(missing)))
         return [answer for answer in answers if answer is not None]
 
-    def requests_of(self, step: ev.ApplyStep) -> tuple[ApplyRequest, ...]:
-        """Returns what each shard is sent to apply a step, for who has another way. Thread-safe."""
-        return step_requests(step, num_shards=len(self._calls))
-
     # -- shards that are looked at, adopted and watched
 
     async def look_at_all(self, *, is_takeover: bool) -> None:
@@ -208,7 +223,7 @@ class ShardWork:
         before: list[ShardStatus] = []
         while True:
             statuses = await self._calls.at_all(self._calls.look_at)
-            if distrust_unconfirmed(self._calls.links, statuses) or not are_of_one_time(before, statuses):
+            if distrust_unconfirmed(self._calls.links, statuses) or not _are_of_one_time(before, statuses):
                 before = statuses
                 continue
             words = "" if is_takeover else self._living_chief(statuses)
@@ -240,7 +255,7 @@ class ShardWork:
                 adopted[index] = await self._adopt(index)
         adoptions = tuple(adoption for _, adoption in adopted)
         incarnations = tuple(status.process_incarnation for status, _ in adopted)
-        return ev.Adopted(process_incarnations=incarnations, adoptions=adoptions, record=newest_record(adoptions))
+        return ev.Adopted(process_incarnations=incarnations, adoptions=adoptions, record=_newest_record(adoptions))
 
     async def _adopt_or_refusal(self, index: int) -> tuple[ShardStatus, Adoption] | PsError:
         try:
@@ -336,7 +351,10 @@ class ShardWork:
     async def _restore(self, work: ev.RestoreShards) -> tuple[int, ...]:
         """Brings all shards back to a checkpoint, and returns their process incarnations."""
         self._num_restoring += 1
-        requests = restore_requests(work)
+        sha256 = work.manifest_sha256
+        requests = [
+            RestoreRequest(fence=work.fence, spec=spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings) for spec in work.specs
+        ]
         try:
             return tuple(await self._calls.at_all(lambda index: self._restored_at(index, requests[index])))
         finally:
@@ -491,3 +509,31 @@ class ShardWork:
                 who = f"another chief{where} (incarnation {status.fence.chief_incarnation})"
                 return f"{self._calls.name(index)} obeys {who}, which it heard {seconds(heard_s)} ago"
         return ""
+
+
+def step_requests(step: ev.ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
+    """Returns each shard's request for a step: the same for all, except the scales of its own slices and the contributions it lacks."""
+    if not (step.scales or step.shares or step.without):
+        return (step.request,) * num_shards
+    each: dict[str, Any] = {"scales": step.scales, "shares": step.shares, "without": step.without}
+    return tuple(replace(step.request, **{name: of_all[index] for name, of_all in each.items() if of_all}) for index in range(num_shards))
+
+
+def _newest_record(adoptions: Sequence[Adoption]) -> ChiefRecord | None:
+    """Returns the newest readable record, or None: a chief can do without, so one that cannot be read is said."""
+    kept = sorted((adoption for adoption in adoptions if adoption.record), key=lambda adoption: adoption.record_version, reverse=True)
+    for adoption in kept:
+        try:
+            return unpack_record(adoption.record)
+        except PsError as error:
+            log.warning("cannot read the record of an earlier chief version=%d cause=%s", adoption.record_version, error.message)
+    return None
+
+
+def _are_of_one_time(before: Sequence[ShardStatus], statuses: Sequence[ShardStatus]) -> bool:
+    """Whether all shards are unchanged since the look before.
+
+    Who must wait for the last to answer may know of the first one what is over: it was restarted, and obeys another chief.
+    """
+    marks = [[(one.process_incarnation, one.fence, one.step is None) for one in looked_at] for looked_at in (before, statuses)]
+    return marks[0] == marks[1]

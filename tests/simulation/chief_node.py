@@ -11,9 +11,8 @@ from chief.options import CoordinationConfig
 from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import ShardLink
-from chief.shards.requests import Authority
 from chief.shards.standby import ReplicaReturn, ReplicatedLink, replicated
-from chief.shards.work import ShardWork
+from chief.shards.work import Authority, ShardWork
 from ps_protocol.errors import PsError, ShuttingDown
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import (

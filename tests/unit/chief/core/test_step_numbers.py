@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chief.core.messages import ApplyStep
-from chief.shards.requests import step_requests
+from chief.shards.work import step_requests
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.roles.chief import PushOutcome
