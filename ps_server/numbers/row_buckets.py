@@ -19,7 +19,7 @@ _AGE_SHIFT, _KEY_BITS = np.uint64(32), np.uint64((1 << 32) - 1)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class NewRows:
     """For new keys, by their positions: those that get rows of their own, and those that get `evicted` rows, in order. Others get none."""
 
     added: Array
@@ -55,7 +55,7 @@ class RowBuckets:
         self._members[buckets, np.repeat(self._counts[where] - starts, counts) + np.arange(rows.size)] = rows
         self._counts[where] = totals
 
-    def places(self, keys: Array, *, needed: Array, ages: Callable[[Array], Array] | None, keys_of: Array) -> Places:
+    def places(self, keys: Array, *, needed: Array, ages: Callable[[Array], Array] | None, keys_of: Array) -> NewRows:
         """Returns where new keys, ascending, are to lie. Nothing changes.
 
         `needed`: rows that must stay. `ages(rows)`: steps since rows were used, at least 1; None: none makes room. `keys_of`: by row.
@@ -67,7 +67,7 @@ class RowBuckets:
         added = rank < np.repeat(room, counts)
         short = np.flatnonzero(counts > room)
         if ages is None or not short.size:
-            return Places(added=np.flatnonzero(added), replacing=np.empty(0, np.int64), evicted=np.empty(0, np.int64))
+            return NewRows(added=np.flatnonzero(added), replacing=np.empty(0, np.int64), evicted=np.empty(0, np.int64))
         self._is_needed[needed] = True
         members = self._members[where[short]]
         is_member = np.arange(members.shape[1]) < self._counts[where[short], None]
@@ -82,7 +82,7 @@ class RowBuckets:
         num_given = np.zeros(where.size, np.int64)
         num_given[short] = is_given.sum(axis=1)
         replacing = ~added & (rank < np.repeat(room + num_given, counts))
-        return Places(added=np.flatnonzero(added), replacing=np.flatnonzero(replacing), evicted=evicted)
+        return NewRows(added=np.flatnonzero(added), replacing=np.flatnonzero(replacing), evicted=evicted)
 
     def _buckets(self, keys: Array) -> Array:
         return buckets_of(keys, num_buckets=self._piece.extent) - self._piece.start

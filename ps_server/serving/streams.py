@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.codec import decode_message, unpack_read_request
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, from_offset, parse, takes_long
 from ps_server.model.shard_model import SMALL_BYTES
-from ps_server.shard.handles import OpenPush, Reading
+from ps_server.shard.handles import OpenPush, Reading, RowReading
 from ps_server.shard.shard import ServedShard
 
 # Ends streams in which nothing has moved for too long, since each holds a thread or memory.
@@ -228,21 +228,6 @@ def content_messages(
 _INDEX = np.dtype("<i8")
 
 
-class Rows(Protocol):
-    """Rows of one table, of one step."""
-
-    @property
-    def step(self) -> int:
-        """The step that they belong to."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-
-    def take(self, indices: Array) -> Array:
-        """Returns these rows, one after the other. Raises IndexOutOfRange, StepGone."""
-
-
 def index_blocks(frame: Frame | None, messages: Iterator[bytes], *, num_rows: int) -> Iterator[Array]:
     """Yields `num_rows` indices in blocks, as their frames come: `frame` is that of the first message, the rest are in `messages`.
 
@@ -271,7 +256,7 @@ def index_blocks(frame: Frame | None, messages: Iterator[bytes], *, num_rows: in
         )
 
 
-def row_messages(rows: Rows, blocks: Iterator[Array]) -> Iterator[bytes]:
+def row_messages(rows: RowReading, blocks: Iterator[Array]) -> Iterator[bytes]:
     """Yields the messages that answer ReadRows, in the order of the indices; without rows there is one, the header alone."""
     first, offset = pb.ReadRowsResponse(step=rows.step).SerializeToString(), 0
     rows_at_once = max(1, FRAME_BYTES // max(1, rows.row_bytes))

@@ -15,7 +15,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -64,7 +64,7 @@ from ps_server.model.snapshot import (
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner, share
 from ps_server.numbers.memory import BytesInFile, MemoryBudget
 from ps_server.numbers.tables import Table, rows_of
-from ps_server.shard.gate import TURN_WAIT_S
+from ps_server.shard.gate import TURN_WAIT_S, Gate
 
 if TYPE_CHECKING:
     from ps_server.shard.shard import ServedShard
@@ -107,21 +107,10 @@ def run_quietly_in_thread(work: Callable[[], None]) -> None:
 _WAITS_PER_WORK = 2.0
 
 
-class StepTurns(Protocol):
-    """Whether a step is under way; `ps_server.shard.gate` knows."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no save or restoration is under way."""
-
-    def wait_until_idle(self, timeout_s: float) -> None:
-        """Waits until no save or restoration is under way, for a limited time."""
-
-
 class SavePace:
     """The pace of one file; `give_way` is called between its pieces, by the thread that writes it."""
 
-    def __init__(self, turns: StepTurns, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, turns: Gate, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._turns, self._clock = turns, clock
         self._left_s = 0.0
         self._since_s = clock()
@@ -674,7 +663,7 @@ class Checkpoints:
     def __init__(
         self,
         shard: "ServedShard",
-        turns: StepTurns,
+        turns: Gate,
         *,
         storage: CheckpointStorage | None,
         run_in_background: RunInBackground | None,

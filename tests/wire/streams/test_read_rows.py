@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -49,7 +50,7 @@ def handler_of(table: Table) -> grpc.GenericRpcHandler:
         with answering(context):
             header, first = parse(next(messages), pb.ReadRowsRequest)
             assert header is not None
-            yield from row_messages(table, index_blocks(first, messages, num_rows=header.header.num_rows))
+            yield from row_messages(cast(Any, table), index_blocks(first, messages, num_rows=header.header.num_rows))
 
     return grpc.method_handlers_generic_handler(SERVICE, {"ReadRows": grpc.stream_stream_rpc_method_handler(serve)})
 

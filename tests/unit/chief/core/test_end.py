@@ -7,7 +7,6 @@ import pytest
 from chief.core import messages as ev
 from chief.options import CheckpointConfig
 from ps_protocol.errors import (
-    InvalidSpec,
     TrainingFailed,
     Unavailable,
 )
@@ -286,14 +285,6 @@ def test_all_shards_are_adopted_again_when_one_is_restarted_before_there_is_a_mo
     driver.is_manual = False
     driver.work_off()
     assert driver.coordinator.cluster.state is ClusterState.WAITING_FOR_MODEL
-
-
-def test_a_shard_that_refuses_a_step_fails_the_training_with_its_reason() -> None:
-    driver = Driver(applies_at_once=False)
-    (worker,) = driver.train(0)
-    call = worker.ask(commit=worker.next_commit())
-    driver.fail(driver.to_apply[0], InvalidSpec("ps 0 at host-p:5000: push 0/1/1 is not staged"))
-    assert str(worker.error(call)) == "ps 0 at host-p:5000: push 0/1/1 is not staged"
 
 
 def test_a_step_reported_twice_is_applied_once() -> None:

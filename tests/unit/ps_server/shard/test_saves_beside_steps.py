@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -173,7 +174,7 @@ def test_a_file_that_is_no_longer_needed_is_given_up_before_its_next_piece(stora
 def test_a_save_pauses_for_steps_only_as_long_as_its_pace_allows() -> None:
     clock = _Clock()
     turns = _Turns(clock, step_s=1.5)
-    pace = SavePace(turns, clock=clock)
+    pace = SavePace(cast(Any, turns), clock=clock)
     clock.now += 1.0
     pace.give_way()
     assert turns.waits == []  # nobody is at work
