@@ -232,7 +232,7 @@ $(FRAMEWORKS): pyproject.toml
 	@index=$(TORCH_INDEX); [ -z "$$index" ] || .venv-frameworks/bin/python -c '$(ANSWERS)' "$$index/" 2>/dev/null \
 	  || { echo "$$index does not answer: PyTorch comes from PyPI, with CUDA"; index=; }; \
 	  .venv-frameworks/bin/python $(PIP) --no-deps $${index:+--extra-index-url=$$index} '$(TORCH)'
-	@.venv-frameworks/bin/python $(PIP) --editable '.[demo,certs,estimator,bfloat16,remote,parquet,jax,keras,torch]' --group frameworks && touch $@
+	@.venv-frameworks/bin/python $(PIP) --editable '.[demo,bench,certs,estimator,bfloat16,remote,parquet,jax,keras,torch]' --group frameworks && touch $@
 
 $(RAY): pyproject.toml
 	$(call make_venv,.venv-ray)

@@ -25,7 +25,8 @@ from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.roles.chief import PushOutcome
 from worker_client.cluster.threads import Job, Lane
 from worker_client.core.outcomes import Push
-from worker_client.model.optimizers import custom_optimizer, momentum
+from worker_client.model import optimizers
+from worker_client.model.optimizers import Rate
 from worker_client.session.session import Session
 
 log = logging.getLogger("lockstep.worker")
@@ -429,13 +430,13 @@ v = v - k * s
 """
 
 
-def outer_optimizer(sync_every: int, *, bits: int | None = None) -> OptimizerSpec:
-    """Returns the outer optimizer for so many inner steps: Nesterov momentum of 0.9, at a rate of 0.7 from 50 of them on.
+def outer_optimizer(sync_every: int, *, rate: Rate | None = None, momentum: float = 0.9, bits: int | None = None) -> OptimizerSpec:
+    """Returns the outer optimizer for so many inner steps: Nesterov momentum, at a rate of 0.7 from 50 of them on.
 
-    With fewer, the rate is 0.7 * sqrt(sync_every / 50), at least 0.1. Ours, between what was measured with four workers on a small language
-    model (benchmarks/figures.md): at 10 inner steps 0.2 is better than 0.7 (a loss of 2.1104 against 2.1460), at 50 0.7 is better than 0.33
-    (2.1238 against 2.1308). Where the inner rate is as high as gradients of each step take it, and outer steps are as few as 20
-    to 100, less momentum is better: with `momentum(0.7, 0.6, use_nesterov=True)` 50 inner steps end at 1.9155 instead of 2.1409, and 10 at
+    `rate`: None is 0.7 * sqrt(sync_every / 50) with fewer, at least 0.1. Ours, between what was measured with four workers on a small
+    language model (benchmarks/figures.md): at 10 inner steps 0.2 is better than 0.7 (a loss of 2.1104 against 2.1460), at 50 0.7 is better
+    than 0.33 (2.1238 against 2.1308). Where the inner rate is as high as gradients of each step take it, and outer steps are as few as 20
+    to 100, less momentum is better: with a rate of 0.7 and momentum of 0.6 50 inner steps end at 1.9155 instead of 2.1409, and 10 at
     1.8782 instead of 1.9274.
 
     `bits`: 4, or None. With 4 each variable moves by -7 to 7 times a power of two at a step, and the next step has what that leaves.
@@ -443,12 +444,14 @@ def outer_optimizer(sync_every: int, *, bits: int | None = None) -> OptimizerSpe
     over servers. Raises InvalidSpec.
     """
     check_numbers(sync_every=sync_every, fragments=1, delay=0, alpha=0.0)
-    rate = round(max(0.1, 0.7 * min(1.0, math.sqrt(sync_every / 50))), 4)
+    if rate is None:
+        rate = round(max(0.1, 0.7 * min(1.0, math.sqrt(sync_every / 50))), 4)
     if bits not in (None, 4):
         raise InvalidSpec(f"bits: got {bits!r}, want 4, or None for moves of any size")
+    exact = optimizers.momentum(rate, momentum, use_nesterov=True)
     if bits is None:
-        return momentum(rate, 0.9, use_nesterov=True)
-    return custom_optimizer(_OF_FOUR_BITS, rate, slots={"m": 0.0, "left": 0.0}, momentum=0.9)
+        return exact
+    return optimizers.custom_optimizer(_OF_FOUR_BITS, rate, slots={"m": 0.0, "left": 0.0}, momentum=momentum)
 
 
 def check_numbers(*, sync_every: int, fragments: int, delay: int, alpha: float) -> None:

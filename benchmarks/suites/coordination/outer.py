@@ -94,9 +94,8 @@ class OuterWork:
     @property
     def outer(self) -> OptimizerSpec:
         """The outer optimizer."""
-        if self.outer_rate:
-            return lockstep.momentum(self.outer_rate, self.outer_momentum, use_nesterov=True)
-        return lockstep.outer_optimizer(self.sync_every, bits=4 if WIRES[self.wire].variables == "int4" else None)
+        bits = 4 if WIRES[self.wire].variables == "int4" else None
+        return lockstep.outer_optimizer(self.sync_every, rate=self.outer_rate or None, momentum=self.outer_momentum, bits=bits)
 
     def rate_at(self, batch: int) -> float:
         """Returns which part of the rate a batch has."""

@@ -144,6 +144,14 @@ def test_few_inner_steps_get_a_lower_outer_rate(sync_every: int, rate: float) ->
         worker_client.outer_optimizer(0)
 
 
+@pytest.mark.parametrize("bits", [None, 4])
+def test_rate_and_momentum_of_outer_steps_may_be_others(bits: int | None) -> None:
+    given = worker_client.outer_optimizer(10, rate=0.5, momentum=0.6, bits=bits)
+    assert (given.learning_rate.argument("value"), given.hyperparameters["momentum"]) == (0.5, 0.6)
+    with pytest.raises(InvalidSpec, match="momentum"):
+        worker_client.outer_optimizer(10, momentum=-0.5, bits=bits)
+
+
 class Clock:
     """A clock for each thread, which goes only where its program says."""
 
