@@ -68,9 +68,10 @@ class OuterWork:
     """A worker's orders: so many batches with AdamW, whose rate grows to `rate` over `warmup` batches, then falls along a cosine to 0.
 
     `how`: "ddp", "alone", "gradients" (of each step, to AdamW on the servers) or "outer", with the numbers of lockstep.torch.DiLoCo; an
-    `outer_rate` of 0 is that of lockstep.outer_optimizer(). `num_required`: an outer step needs so many contributions, and training ends
-    after `num_batches / sync_every` of them; 0: those of all workers, which make so many batches each. With it go `num_faults`, by the
-    seed, and the seconds that an inner step takes at least.
+    `outer_rate` of 0 is that of lockstep.outer_optimizer(). `growth`: inner steps of an outer one are as 1 / rate ** growth, with
+    `sync_every` as their mean; the quadratic synchronization rule, arXiv 2310.14423, has a growth of 2. `num_required`: an outer step needs
+    so many contributions, and training ends after `num_batches / sync_every` of them; 0: those of all workers, which make so many batches
+    each. With it go `num_faults`, by the seed, and the seconds that an inner step takes at least.
     """
 
     how: str
@@ -81,6 +82,7 @@ class OuterWork:
     warmup: int
     seed: int
     sync_every: int = 1
+    growth: float = 0.0
     outer_rate: float = 0.0
     outer_momentum: float = 0.0
     fragments: int = 1
@@ -101,6 +103,14 @@ class OuterWork:
         """Returns which part of the rate a batch has."""
         done = (batch - self.warmup) / max(1, self.num_batches - self.warmup)
         return (batch + 1) / self.warmup if batch < self.warmup else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def phases(self) -> list[int]:
+        """Returns the inner steps of each outer one, which are all batches."""
+        density = np.cumsum([self.rate_at(max(batch, self.warmup)) ** self.growth for batch in range(self.num_batches)])
+        number = self.num_batches // self.sync_every
+        # The first batch by which so many outer steps are due; the last is always one.
+        ends = np.searchsorted(density, density[-1] * np.arange(1, number) / number * (1 - 1e-9)) + 1
+        return [int(number) for number in np.diff([0, *ends, self.num_batches])]
 
 
 # Loss on text that nobody trained with, of worker 0 alone; seconds from the first batch to the last step, and bytes meanwhile.
@@ -172,7 +182,7 @@ class _Training:
     def _train(self, model: Any, optimizer: Any, loop: Any = None, *, ring_bytes: int = 0) -> None:
         import torch
 
-        order, every = self._order, self._order.sync_every
+        order, every, phases = self._order, self._order.sync_every, self._order.phases()
         is_by_steps = order.num_required > 0
 
         def loss(now: Any, batch: tuple[Array, Array]) -> Any:
@@ -193,6 +203,8 @@ class _Training:
             if loop.outer.is_finished if is_by_steps else batch == order.num_batches:
                 break
             begun = time.monotonic()
+            if order.growth:
+                loop.outer.sync_every = phases[loop.outer.global_step]
             optimizer.zero_grad()
             loss(model, self._text.batch()).backward()
             optimizer.step()
@@ -299,6 +311,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=at_least_one, default=2000, help="batches of 64 characters of each worker (default 2000)")
     parser.add_argument("--how", nargs="+", choices=_HOW, default=_HOW, help="rows of these ways to train (default all)")
     parser.add_argument("--every", type=at_least_one, nargs="+", default=[1, 10, 50, 100], help="inner steps (default 1 10 50 100)")
+    words = "also inner steps that grow as 1 / rate ** GROWTH, with these as their mean (default: none)"
+    parser.add_argument("--growth", type=float, nargs="+", default=[], help=words)
     parser.add_argument("--fragments", type=at_least_one, help="beside whole steps, of as many servers (default: none)")
     parser.add_argument("--delay", type=at_least_one, default=5, help="inner steps beside an exchange of fragments (default 5)")
     parser.add_argument("--alpha", type=float, default=0.5, help="of values that stays when it is over (default 0.5)")
@@ -360,6 +374,8 @@ def _arms(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, OuterWo
         # What a wire loses does not depend on how often it is lost: the most inner steps have them all.
         for wire in options.wires if every == max(options.every) else options.wires[:1]:
             yield f"outer, {every} inner", replace(outer, wire=wire)
+        for growth in options.growth:
+            yield f"outer, {every} inner in the mean, growth {growth:g}", replace(outer, growth=growth)
         if options.fragments and every % options.fragments == 0 and every // options.fragments >= options.delay:
             parts = replace(outer, fragments=options.fragments)
             yield f"outer, {every} inner, {options.fragments} fragments", parts

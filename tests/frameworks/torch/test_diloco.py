@@ -243,6 +243,28 @@ def test_a_worker_that_is_started_again_goes_on_with_its_inner_state(tmp_path: P
         assert "the inner optimizer begins anew at outer step 4" in caplog.text
 
 
+def test_a_schedule_of_the_rate_and_inner_steps_that_grow_with_it_go_on_in_a_worker_that_is_started_again(tmp_path: Path) -> None:
+    def train(session: Any, model: Any, until: int) -> None:
+        inner = inner_of(model)
+        loop = lt.DiLoCo(session, model, inner, sync_every=2, outer=OUTER, inner_state_dir=tmp_path)
+        loop.__enter__()
+        done = loop.outer.num_inner_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1 / (1 + step), last_epoch=done - 1)
+        for step in range(done, until):
+            assert inner.param_groups[0]["lr"] == 0.01 * (1 / (1 + step))
+            loop.outer.sync_every = (2, 4, 6)[loop.outer.global_step]
+            stepped(model, inner, step)
+            schedule.step()
+        assert loop.outer.global_step == {6: 2, 12: 3}[until]
+
+    whole, cluster = made(), InProcessCluster()
+    train(lockstep.local(), whole, 12)
+    for until in (6, 12):  # the second time in the place of a worker that was killed
+        model = made()
+        train(lockstep.local(cluster, worker_index=0, takeover=until == 12), model, until)
+    assert distance(model, whole) == 0
+
+
 def test_what_is_lossy_on_the_wire_is_the_anchor_as_it_was_decoded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_WIRE", "bfloat16")
     model = made()
