@@ -86,7 +86,7 @@ def _look_findings(given: Given) -> Iterator[Finding]:
             if look.is_running:
                 yield fail(look.name, f"has not answered within {_ANSWER_S:g} s", "try to reach it by hand")
             elif look.returncode:
-                yield fail(look.name, look.last_words, "mend that; the words before the colon say where")
+                yield fail(look.name, look.last_words.removeprefix(f"{look.name}: "), "mend that there")
             else:
                 shares = "" if place is None else f", and shares and writes {place}"
                 yield ok(look.name, f"runs this version of Lockstep, has the working directory{shares}")

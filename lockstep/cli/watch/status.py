@@ -8,14 +8,18 @@ from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.formatting import plain
 from lockstep.cli.results import CommandResult
 from lockstep.cli.watch.view import fields_of, row_lines, status_lines, why_lines
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.keys import KeySpec
 from ps_protocol.model.shown import shown
 from ps_protocol.model.spec import Placement
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.roles.chief import ClusterStatus, GetModelRequest
 from ps_protocol.roles.shard import CountRowsRequest
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.shard import GrpcShard
+
+# A server that is there counts its rows in far less.
+_ANSWER_S = 5.0
 
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,28 +42,32 @@ def run_status(arguments: argparse.Namespace) -> CommandResult:
         access = chief.access
     shown_placement = placement if arguments.placement else None
     lines = status_lines(look, placement=shown_placement, num_ledger=arguments.ledger)
-    fields = fields_of(look.status, placement=shown_placement, num_ledger=arguments.ledger)
+    fields, exit_code = fields_of(look.status, placement=shown_placement, num_ledger=arguments.ledger), ExitCode.DONE
     if arguments.table:
         # Not in the block above: a server that does not answer is no absent chief.
-        keys, counts = _count_rows(arguments.table, look.status, placement or (), access)
-        lines += ["", *row_lines(arguments.table, keys, counts)]
-        fields["rows_by_last_use"] = counts
-    return CommandResult(words="\n".join(lines), fields=fields)
+        keys, counts, silent = _count_rows(arguments.table, look.status, placement or (), access)
+        lines += ["", *row_lines(arguments.table, keys, counts), *(f"without those of ps {index}: {why}" for index, why in silent.items())]
+        fields |= {"rows_by_last_use": counts, "rows_not_counted": silent}
+        exit_code = ExitCode.FAILED if silent else ExitCode.DONE
+    return CommandResult(words="\n".join(lines), fields=fields, exit_code=exit_code)
 
 
-def _count_rows(name: str, status: ClusterStatus, placement: Placement, access: Access) -> tuple[KeySpec, list[int]]:
-    """Counts the rows of a table with keys at all servers that have some. Raises InvalidSpec if there is none; PsError."""
+def _count_rows(name: str, status: ClusterStatus, placement: Placement, access: Access) -> tuple[KeySpec, list[int], dict[int, str]]:
+    """Counts the rows of a table with keys at all servers that have some, and returns why some did not answer. Raises InvalidSpec."""
     placed = [one for one in placement if one.slice.variable.name == name]
     keys = placed[0].slice.variable.keys if placed else None
     if keys is None:
         known = sorted({one.slice.variable.name for one in placement if one.slice.variable.keys is not None})
         what = f"the model has {', '.join(known) or 'none'}" if placement else "there is no model yet"
         raise InvalidSpec(f"--table {shown(name)}: no such table with keys; {what}")
-    counts: list[tuple[int, ...]] = []
+    counts, silent = list[tuple[int, ...]](), dict[int, str]()
     for index in sorted({one.shard for one in placed}):
         with contextlib.closing(GrpcShard(status.shards[index].address, index=index, access=access)) as shard:
-            counts.append(shard.call(CountRowsRequest(epoch=status.epoch, name=name)))
-    return keys, [sum(of_age) for of_age in zip(*counts, strict=True)]
+            try:
+                counts.append(shard.call(CountRowsRequest(epoch=status.epoch, name=name), timeout_s=_ANSWER_S))
+            except PsError as error:
+                silent[index] = error.message
+    return keys, [sum(of_age) for of_age in zip(*counts, strict=True)], silent
 
 
 def add_why_arguments(parser: argparse.ArgumentParser) -> None:

@@ -143,7 +143,7 @@ def fields_of(status: ClusterStatus, *, placement: Placement | None = None, num_
 def row_lines(name: str, keys: KeySpec, counts: Sequence[int]) -> list[str]:
     """Returns how many rows of a table with keys were used last 1 step ago, 2 to 3 steps ago, 4 to 7, and so on."""
     what, num_rows = f"rows of {printable(repr(name))}", sum(counts)
-    if not counts:
+    if not counts and not (keys.max_rows or keys.max_age_steps):
         return [f"{what}: their last use is not kept, for the table has neither max_rows nor max_age_steps"]
     most = f" of at most {keys.max_rows:,} ({100 * num_rows / keys.max_rows:.0f} %)" if keys.max_rows else ""
     gone = f"; one not used for {keys.max_age_steps:,} steps is gone, and another key may take its place" if keys.max_age_steps else ""

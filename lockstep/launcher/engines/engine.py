@@ -1,7 +1,6 @@
 """What a launcher is told by the engine in whose job it runs, and which engines there are. Starts nothing."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +12,13 @@ from ps_protocol.process.waiting import SilenceWatch
 
 # Each is a module of this package with a function `engine`, and what it says of itself: a constant `KIND`.
 ENGINES = ("slurm", "ray", "ray_train", "skypilot", "torchrun", "mpi")
+# Variables that say in how many parts a job is, each with what makes one cluster of them. Here, since modules are slow to import.
+_PARTS = {
+    "SLURM_JOB_NUM_NODES": "--engine slurm has one on all nodes of the job",
+    "SLURM_STEP_NUM_TASKS": "--engine slurm has one for all tasks of srun",
+    "SKYPILOT_NUM_NODES": "--engine skypilot has one on all nodes of the task",
+    "OMPI_COMM_WORLD_SIZE": "ranks of mpirun are one if it starts their program without lockstep up",
+}
 # These run no launcher: the command that writes what they start a cluster from, and the program that then starts it.
 ELSEWHERE = {"kubernetes": ("lockstep k8s render", "kubectl"), "systemd": ("lockstep systemd", "systemctl")}
 
@@ -21,14 +27,13 @@ ELSEWHERE = {"kubernetes": ("lockstep k8s render", "kubectl"), "systemd": ("lock
 class EngineKind:
     """What is so of an engine on any machine. `program`: what must be in PATH; `module`: what this Python must have, an extra of Lockstep.
 
-    `starts_workers`: see Engine. `parts`: variables that say in how many parts a job is, each with what makes one cluster of them. `check`:
-    returns what is wrong with the program that is here, and what to do; None: nothing. It may take 10 s.
+    `starts_workers`: see Engine. `check`: returns what is wrong with the program that is here, and what to do; None: nothing. It may take
+    10 s.
     """
 
     program: str = ""
     module: str = ""
     starts_workers: bool = False
-    parts: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[], tuple[str, str] | None] = lambda: None
 
 
@@ -56,8 +61,7 @@ class Engine:
 
 def what_is_left_out(environment: Mapping[str, str]) -> str:
     """Returns words for a cluster of this machine alone in a job that has more; empty: this is none."""
-    parts = (one for name in ENGINES for one in module_of(name).KIND.parts.items())
-    words = next((words for name, words in parts if environment.get(name, "1") != "1"), "")
+    words = next((words for name, words in _PARTS.items() if environment.get(name, "1") != "1"), "")
     return words and f"this cluster is on this machine alone; {words}"
 
 

@@ -30,12 +30,7 @@ def _check() -> tuple[str, str] | None:
     return what, "use that of Open MPI, which tells its ranks their number"
 
 
-KIND = EngineKind(
-    program="mpirun",
-    starts_workers=True,
-    parts={"OMPI_COMM_WORLD_SIZE": "ranks of mpirun are one if it starts their program without lockstep up"},
-    check=_check,
-)
+KIND = EngineKind(program="mpirun", starts_workers=True, check=_check)
 
 
 def engine(environment: Mapping[str, str]) -> Engine:

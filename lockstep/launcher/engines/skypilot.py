@@ -7,7 +7,7 @@ from lockstep.launcher.engines.engine import Engine, EngineKind
 from lockstep.launcher.hosts import parse_hosts
 from ps_protocol.errors import InvalidSpec
 
-KIND = EngineKind(program="ssh", parts={"SKYPILOT_NUM_NODES": "--engine skypilot has one on all nodes of the task"})
+KIND = EngineKind(program="ssh")
 
 
 def engine(environment: Mapping[str, str]) -> Engine:

@@ -13,13 +13,7 @@ from lockstep.launcher.engines.engine import Engine, EngineKind
 from lockstep.launcher.hosts import Host
 from ps_protocol.errors import InvalidSpec
 
-KIND = EngineKind(
-    program="srun",
-    parts={
-        "SLURM_JOB_NUM_NODES": "--engine slurm has one on all nodes of the job",
-        "SLURM_STEP_NUM_TASKS": "--engine slurm has one for all tasks of srun",
-    },
-)
+KIND = EngineKind(program="srun")
 # A step beside the others, on all that the job has of a node: the job belongs to one cluster, which shares the processors.
 _STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--job-name=lockstep")
 _UNBOUND = "--cpu-bind=none"

@@ -102,6 +102,21 @@ def test_rows_of_a_table_with_keys_are_counted_by_their_last_use_at_all_servers(
         assert (found.returncode, "no such table with keys; the model has free, users" in found.stderr) == (2, True)
 
 
+def test_rows_of_servers_that_answer_are_counted_and_the_others_named(socket_dir: Path) -> None:
+    with ExitStack() as stack:
+        cluster = ServedCluster(Shape(num_ps=2, num_workers=1), stack, directory=socket_dir, has_relays=True)
+        with worker_client.connect(cluster.chief_address, worker_index=0, timeout_s=20) as session:
+            session.create_or_join(
+                {"users": EmbeddingTable(2, keys="int64", max_rows=1000)}, optimizer=worker_client.sgd(0.5), timeout_s=20
+            )
+            session.step({"users": IndexedSlices(np.arange(400), np.ones((400, 2), np.float32))})
+            cluster.relays[1].__exit__(None, None, None)
+            found = lockstep_here("status", "--table", "users", "--json", "--chief", cluster.chief_address)
+            fields = json.loads(found.stdout)
+            assert found.returncode == 1 and 0 < sum(fields["rows_by_last_use"]) < 400 and [*fields["rows_not_counted"]] == ["1"]
+            assert "without those of ps 1: " in lockstep_here("status", "--table", "users", "--chief", cluster.chief_address).stdout
+
+
 @pytest.mark.parametrize(
     ("command", "code", "words"),
     [
