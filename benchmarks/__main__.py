@@ -77,7 +77,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     # Imported here, so that `list` answers at once.
     from benchmarks.harness.arguments import WrongArguments
     from benchmarks.harness.setting import WrongTransport
-    from benchmarks.report.plot import CannotPlot
     from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
     module = importlib.import_module(f"benchmarks.{SUITES[name][0]}")
@@ -89,7 +88,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
             # Some suites take minutes; those that know their number of runs report the progress.
             with pulsing(f"benchmarks {name}") as options.progress:
                 return int(module.run(options))
-        except (WrongArguments, CannotPlot) as error:
+        except WrongArguments as error:
             parser.error(str(error))
     except SystemExit as ended:
         return int(ended.code or 0)

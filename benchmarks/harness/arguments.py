@@ -50,7 +50,7 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Raises WrongArguments or CannotPlot before the measurement, which takes minutes."""
+    """Raises WrongArguments before the measurement, which takes minutes."""
     # Imported here, because workers import this module too, and their memory is measured.
     from benchmarks.report.plot import check_plot
 

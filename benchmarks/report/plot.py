@@ -7,19 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.arguments import WrongArguments
 from benchmarks.report.straggler_figures import RunOfArm
 
 
-class CannotPlot(Exception):
-    """A plot cannot be drawn; the text says what to do."""
-
-
 def check_plot(path: Path) -> None:
-    """Raises CannotPlot before the measurement, which takes minutes."""
+    """Raises WrongArguments before the measurement, which takes minutes."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise CannotPlot("--plot needs matplotlib: run `.venv/bin/pip install '.[bench]'`")
+        raise WrongArguments("--plot needs matplotlib: run `.venv/bin/pip install '.[bench]'`")
     if path.suffix != ".png" or not path.absolute().parent.is_dir():
-        raise CannotPlot(f"--plot {path}: want a name that ends in .png, in a directory that exists")
+        raise WrongArguments(f"--plot {path}: want a name that ends in .png, in a directory that exists")
 
 
 def plot_panels(path: Path, *, title: str, panels: Mapping[str, tuple[Sequence[str], Mapping[str, Sequence[float | None]]]]) -> None:

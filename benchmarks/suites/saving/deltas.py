@@ -11,20 +11,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.arguments import add_json, at_least_one, show
+from benchmarks.harness.one_server import FENCE, OneServer
 from benchmarks.report.figures import human_bytes
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.model.keys import KeySpec, spread
-from ps_protocol.model.layout import Layout, VariableSlice
-from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import ANY, Array, DataType, Initializer, InitializerKind, VariableSpec
-from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.fence import Era, Fence
-from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, PushHeader, SaveRequest, ShardSpec, SparsePart
-from ps_server.config import default_apply_threads
-from ps_server.shard.shard import ServedShard
-from ps_server.threads import ApplyThreads
+from ps_protocol.roles.shard import SaveRequest, SparsePart
 
-_FENCE = Fence(era=Era(life=1, epoch=1), chief_incarnation=1)
 _ROWS_A_STEP = 1 << 18
 _LONGEST_S = 600.0
 
@@ -45,48 +38,31 @@ class _Server:
             keys=KeySpec() if is_keyed else None,
             initializer=Initializer(kind=InitializerKind.UNIFORM, low=-0.05, high=0.05, seed=1),
         )
-        self._layout = Layout([VariableSlice(variable=variable, start=0, stop=variable.num_rows)])
-        self._row_length, self._step = row_length, 0
+        self._row_length = row_length
         # What a worker names the rows by.
         self._names = spread(np.arange(num_rows)) if is_keyed else np.arange(num_rows)
-        self._threads = ApplyThreads(default_apply_threads())
-        self._shard = ServedShard(index=0, process_incarnation=1, apply_threads=self._threads, storage=LocalStorage(directory))
-        self._shard.call(AdoptRequest(fence=_FENCE))
-        chosen = OptimizerSpec(name="adagrad", learning_rate=constant(0.01))
-        with self._shard.open_creation(ShardSpec(epoch=1, shard=0, layout=self._layout, optimizer=chosen)) as creation:
-            creation.finish()
+        self._server = OneServer(variable, optimizer="adagrad", rate=0.01, storage=LocalStorage(directory))
+        self.stop = self._server.stop
         for start in range(0, num_rows if is_keyed else 0, _ROWS_A_STEP):
             self.step(np.arange(start, min(start + _ROWS_A_STEP, num_rows)))
 
-    def stop(self) -> None:
-        """Ends its threads."""
-        self._threads.stop()
-
     def step(self, rows: Array) -> float:
         """Applies a gradient of these rows, and returns the seconds of the apply."""
-        push_id = PushId(worker=0, incarnation=1, sequence=self._step + 1)
-        names = np.sort(self._names[rows])
         gradient = np.full((len(rows), self._row_length), 0.1, np.float32)
         part = SparsePart(table=0, num_rows=len(rows))
-        header = PushHeader(era=_FENCE.era, push_id=push_id, step=self._step, layout_hash=self._layout.hash, sparse=(part,))
-        with self._shard.open_push(header) as push:
-            push.write(0, names.tobytes() + gradient.tobytes())
-            push.finish()
-        started = time.perf_counter()
-        self._shard.apply_step(ApplyRequest(fence=_FENCE, step=self._step, contributors=(push_id,)))
-        self._step += 1
-        return time.perf_counter() - started
+        return self._server.step(np.sort(self._names[rows]).tobytes() + gradient.tobytes(), sparse=(part,))
 
     def save(self, since: int) -> tuple[float, float, int, int]:
         """Saves the step; returns the seconds that steps wait, all seconds, the bytes of the file, and the step."""
-        request = SaveRequest(fence=_FENCE, step=self._step, tag=f"step-{self._step:09}-{since}", since=since)
+        shard, step = self._server.shard, self._server.at_step
+        request = SaveRequest(fence=FENCE, step=step, tag=f"step-{step:09}-{since}", since=since)
         started = time.perf_counter()
-        self._shard.call(request)
+        shard.call(request)
         copied = time.perf_counter()
-        while (progress := self._shard.call(replace(request, max_wait_s=_LONGEST_S))).file is None:
+        while (progress := shard.call(replace(request, max_wait_s=_LONGEST_S))).file is None:
             if progress.failure is not None:
                 raise progress.failure
-        return copied - started, time.perf_counter() - started, progress.file.num_bytes, self._step
+        return copied - started, time.perf_counter() - started, progress.file.num_bytes, step
 
 
 def measure(num_rows: int, row_length: int, *, share: float, is_keyed: bool, num_turns: int, where: Path | None) -> dict[str, Any]:

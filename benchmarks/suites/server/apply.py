@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, parse_bytes, show
-from benchmarks.harness.one_server import NUM_CONTRIBUTIONS, OneServer
+from benchmarks.harness.one_server import OneServer
 from benchmarks.report.figures import human_bytes
 from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
@@ -37,7 +37,8 @@ CUSTOM = {
 UPDATE = "adam update"
 _ADAM_UPDATE = "m = m + (g - m) * c1; s = s + (g * g - s) * c2; v = v - lr * m / (sqrt(s) + eps)"
 _COPY_PART_BYTES = 1 << 20
-_SMALL_BYTES = 4096
+_SMALL_BYTES, _SMALL_VARIABLES = 4096, 4
+NUM_CONTRIBUTIONS = 2
 
 DESCRIPTION = "Measures each optimizer's apply against a copy that reads and writes as many bytes in as many threads, by turns."
 
@@ -149,8 +150,10 @@ def _random(nbytes: int, generator: np.random.Generator) -> Array:
 
 def small_step_us(name: str, *, num_steps: int) -> float:
     """Returns the microseconds that a parameter server's core takes to apply a step of 4 KiB in 4 variables."""
-    server = OneServer(_SMALL_BYTES, num_variables=4, optimizer=name, num_threads=default_apply_threads())
-    seconds = [server.step() for _ in range(num_steps)]
+    shape = (_SMALL_BYTES // 4 // _SMALL_VARIABLES,)
+    variables = [VariableSpec(name=f"v{index}", data_type=DataType.FLOAT32, shape=shape) for index in range(_SMALL_VARIABLES)]
+    server = OneServer(*variables, optimizer=name, rate=0.001)
+    seconds = [server.step(*[bytes(_SMALL_BYTES)] * NUM_CONTRIBUTIONS) for _ in range(num_steps)]
     server.stop()
     return round(statistics.median(seconds[num_steps // 10 :]) * 1e6, 1)
 

@@ -5,15 +5,12 @@ of the examples clicked); each value has a hidden weight and a hidden vector. It
 """
 
 import argparse
-import dataclasses
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.arguments import add_json
+from benchmarks.harness.arguments import add_json, show
 from benchmarks.report.figures import human_bytes
 from ps_protocol.model.keys import draws, spread
 from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, local, normal_initializer
@@ -21,18 +18,6 @@ from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, local
 NUM_COLUMNS, FACTORS, BATCH_SIZE, EXPONENT = 26, 8, 1024, 1.1
 DESCRIPTION = "Trains a factorisation machine of clicks over a table of a size and over tables with keys: AUC and rows."
 _COLUMN_BITS = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClickFigures:
-    """The figures of one kind of table."""
-
-    kind: str
-    num_examples: int
-    seed: int
-    auc: float
-    num_rows: int
-    row_bytes: int
 
 
 def examples(count: int, *, seed: int) -> tuple[Any, Any]:
@@ -66,7 +51,7 @@ def auc(scores: Any, clicked: Any) -> float:
     return float((ranks[clicked].sum() - num_clicked * (num_clicked + 1) / 2) / (num_clicked * (scores.size - num_clicked)))
 
 
-def measure(kind: str, table: EmbeddingTable, *, num_examples: int, seed: int, known: Any = None) -> ClickFigures:
+def measure(kind: str, table: EmbeddingTable, *, num_examples: int, seed: int, known: Any = None) -> dict[str, Any]:
     """Trains once over the examples and scores as many others by a quarter. `known`: all keys, of a table of a size."""
     keys, clicked = examples(num_examples + num_examples // 4, seed=seed)
     if known is not None:
@@ -78,9 +63,8 @@ def measure(kind: str, table: EmbeddingTable, *, num_examples: int, seed: int, k
         scores = np.concatenate([_logits(*_read(session, keys[at])[1:]) for at in _batches(num_examples, len(keys))])
         report = session.status().shards[0].report
     num_rows = len(known) if known is not None else report.num_rows if report is not None else 0
-    row_bytes = 2 * 4 * (1 + FACTORS)
-    result = auc(scores, clicked[num_examples:])
-    return ClickFigures(kind=kind, num_examples=num_examples, seed=seed, auc=result, num_rows=num_rows, row_bytes=row_bytes)
+    result, sizes = auc(scores, clicked[num_examples:]), {"num_rows": num_rows, "row_bytes": 2 * 4 * (1 + FACTORS)}
+    return {"kind": kind, "num_examples": num_examples, "seed": seed, "auc": result, **sizes}
 
 
 def _first_values(table: EmbeddingTable, keys: Any) -> Any:
@@ -131,15 +115,15 @@ def run(options: argparse.Namespace) -> int:
             ),
         }
         for kind, table in tables.items():
-            figures = measure(kind, table, num_examples=options.examples, seed=seed, known=known if table.keys is None else None)
-            print(json.dumps(dataclasses.asdict(figures)) if options.json else in_words(figures), flush=True)
+            report = measure(kind, table, num_examples=options.examples, seed=seed, known=known if table.keys is None else None)
+            show(report, in_words, options)
     return 0
 
 
-def in_words(figures: ClickFigures) -> str:
+def in_words(report: dict[str, Any]) -> str:
     """Returns the figures for a reader."""
-    memory = human_bytes(figures.num_rows * figures.row_bytes)
-    return f"seed {figures.seed}, {figures.kind}: AUC {figures.auc:.4f}, {figures.num_rows} rows, {memory} with slots"
+    memory = human_bytes(report["num_rows"] * report["row_bytes"])
+    return f"seed {report['seed']}, {report['kind']}: AUC {report['auc']:.4f}, {report['num_rows']} rows, {memory} with slots"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

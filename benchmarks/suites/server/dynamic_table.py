@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.harness.arguments import add_json
+from benchmarks.harness.arguments import add_json, show
 from benchmarks.harness.processes import Cluster, cpu_s, rss_bytes
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import human_bytes
@@ -53,20 +53,6 @@ class KeysWork:
     prefetches: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeysReport:
-    """Seconds of each step: of the first pass over the batches, which makes the rows, and of the second; rows of each batch.
-
-    `cpu_s`: processor time of the worker in both.
-    """
-
-    first_s: list[float]
-    second_s: list[float]
-    read_s: list[float]
-    rows: list[int]
-    cpu_s: float
-
-
 def batches(work: KeysWork, worker: int) -> list[Any]:
     """Returns a worker's keys, drawn by Zipf's law; those of a table of a fixed size are their ranks among the keys of all workers."""
     drawn = [_zipf(np.random.default_rng([index, worker]), KEYS_PER_BATCH) for index in range(work.num_batches)]
@@ -98,23 +84,25 @@ def work(orders: dict[str, Any], station: Station) -> None:
             table = EmbeddingTable((work.num_rows, work.row_length), initializer=INITIALIZER)
         session.create_or_join({NAME: table}, optimizer=adagrad(0.01))
         keys = [np.unique(one) for one in batches(work, session.worker_index)]
-        _step(session, keys[0], None)
+        timed_step(session, keys[0])
         station.say("warm")
         began_s = time.process_time()
         ahead = [*keys[1:], keys[0]] if work.prefetches else [None] * len(keys)
-        passes = [[_step(session, one, following) for one, following in zip(keys, ahead, strict=True)] for _ in range(2)]
-        report = KeysReport(
-            first_s=[whole for _, whole in passes[0]],
-            second_s=[whole for _, whole in passes[1]],
-            read_s=[reading for reading, _ in passes[1]],
-            rows=[len(one) for one in keys],
+        # The first pass over the batches makes the rows.
+        first, second = ([timed_step(session, one, then) for one, then in zip(keys, ahead, strict=True)] for _ in range(2))
+        station.say(
+            "done",
+            first_s=[whole for _, whole in first],
+            second_s=[whole for _, whole in second],
+            read_s=[reading for reading, _ in second],
+            num_rows=sum(map(len, keys)),
             cpu_s=time.process_time() - began_s,
         )
-        station.say("done", report=dataclasses.asdict(report))
         station.await_release()
 
 
-def _step(session: Session, keys: Any, following: Any) -> tuple[float, float]:
+def timed_step(session: Session, keys: Any, following: Any = None) -> tuple[float, float]:
+    """Reads these rows and pushes a gradient of each; returns the seconds of reading, and of all. `following`: what is read next."""
     begin = time.perf_counter()
     rows = session.read_rows(NAME, keys)
     reading_s = time.perf_counter() - begin
@@ -122,28 +110,6 @@ def _step(session: Session, keys: Any, following: Any) -> tuple[float, float]:
         session.prefetch(NAME, following)
     session.step({NAME: IndexedSlices(keys, 0.1 * rows)})
     return reading_s, time.perf_counter() - begin
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeysFigures:
-    """The figures of one kind of table. Rows a second: read, pushed and applied, of all workers.
-
-    `servers_us_per_row`, `workers_us_per_row`: processor time in both passes, which other work on the machine adds little to.
-    """
-
-    kind: str
-    work: KeysWork
-    num_ps: int
-    num_rows: int
-    first_rows_per_s: float
-    rows_per_s: float
-    read_ms: float
-    step_ms: float
-    step_p99_ms: float
-    worst_ms: float
-    bytes_per_row: float
-    servers_us_per_row: float
-    workers_us_per_row: float
 
 
 DESCRIPTION = "Measures a table with keys, drawn by Zipf's law from 10^9, beside one of a fixed size with the same rows, and a dict."
@@ -159,24 +125,20 @@ def run(options: argparse.Namespace) -> int:
         num_rows = len(distinct_keys(plain))
         for _ in range(options.turns):
             if options.memory_share is not None:
-                _show(measure(plain, num_ps=1, num_rows=num_rows), options)
+                show(measure(plain, num_ps=1, num_rows=num_rows), in_words, options)
                 for tier in (Tier(options.table_dir), Tier(options.table_dir, share=options.memory_share)):
                     for prefetches in (False, True):
                         work = dataclasses.replace(plain, prefetches=prefetches)
-                        _show(measure(work, num_ps=1, num_rows=num_rows, tier=tier), options)
+                        show(measure(work, num_ps=1, num_rows=num_rows, tier=tier), in_words, options)
                 continue
             for num_ps in options.ps or [1, 2]:
                 for fixed in (num_rows, None):
-                    _show(measure(dataclasses.replace(plain, num_rows=fixed), num_ps=num_ps, num_rows=num_rows), options)
+                    show(measure(dataclasses.replace(plain, num_rows=fixed), num_ps=num_ps, num_rows=num_rows), in_words, options)
             if not options.json:
                 print(f"a Python dict of such rows in one process: {dict_rows_per_s(plain):.0f} rows/s read and updated", flush=True)
                 if importlib.util.find_spec("torch") is not None:
                     print(f"torch.nn.EmbeddingBag and SparseAdam in one process: {torch_rows_per_s(plain):.0f} rows/s", flush=True)
     return 0
-
-
-def _show(figures: KeysFigures, options: argparse.Namespace) -> None:
-    print(json.dumps(dataclasses.asdict(figures)) if options.json else in_words(figures), flush=True)
 
 
 # What a server needs in memory for each row whatever its length, and for contributions under way.
@@ -216,8 +178,12 @@ def limited(processes: Sequence[Process], num_bytes: int) -> Iterator[None]:
         group.rmdir()
 
 
-def measure(work: KeysWork, *, num_ps: int, num_rows: int, tier: Tier | None = None) -> KeysFigures:
-    """Runs the work with processes for all roles. Raises LaunchFailed with the error's output."""
+def measure(work: KeysWork, *, num_ps: int, num_rows: int, tier: Tier | None = None) -> dict[str, Any]:
+    """Runs the work with processes for all roles. Raises LaunchFailed with the error's output.
+
+    Rows a second are read, pushed and applied, of all workers. Processor time is that of both passes, to which other work on the machine
+    adds little.
+    """
     with contextlib.ExitStack() as stack:
         if tier is not None:
             os.environ["LOCKSTEP_TABLE_DIR"] = tier.directory
@@ -233,24 +199,23 @@ def measure(work: KeysWork, *, num_ps: int, num_rows: int, tier: Tier | None = N
         cluster.processes.await_events("done", work.num_workers, timeout_s=_TIMEOUT_S)
         servers_s, full_bytes = sum(map(cpu_s, cluster.servers)) - before_s, sum(map(rss_bytes, cluster.servers))
         cluster.processes.release()
-    reports = [KeysReport(**event["report"]) for event in cluster.processes.by_process("done")]
-    num_pushed = sum(sum(report.rows) for report in reports)
-    seconds = reports[0].second_s
-    return KeysFigures(
-        kind=_kind(work, num_rows, tier),
-        work=work,
-        num_ps=num_ps,
-        num_rows=num_rows,
-        first_rows_per_s=num_pushed / max(sum(report.first_s) for report in reports),
-        rows_per_s=num_pushed / max(sum(report.second_s) for report in reports),
-        read_ms=float(np.median(reports[0].read_s)) * 1e3,
-        step_ms=float(np.median(seconds)) * 1e3,
-        step_p99_ms=float(np.quantile(seconds, 0.99)) * 1e3,
-        worst_ms=max(max(report.first_s) for report in reports) * 1e3,
-        bytes_per_row=(full_bytes - empty_bytes) / num_rows,
-        servers_us_per_row=1e6 * servers_s / (2 * num_pushed),
-        workers_us_per_row=1e6 * sum(report.cpu_s for report in reports) / (2 * num_pushed),
-    )
+    done = cluster.processes.by_process("done")
+    num_pushed, seconds = sum(event["num_rows"] for event in done), done[0]["second_s"]
+    return {
+        "kind": _kind(work, num_rows, tier),
+        "work": dataclasses.asdict(work),
+        "num_ps": num_ps,
+        "num_rows": num_rows,
+        "first_rows_per_s": num_pushed / max(sum(event["first_s"]) for event in done),
+        "rows_per_s": num_pushed / max(sum(event["second_s"]) for event in done),
+        "read_ms": float(np.median(done[0]["read_s"])) * 1e3,
+        "step_ms": float(np.median(seconds)) * 1e3,
+        "step_p99_ms": float(np.quantile(seconds, 0.99)) * 1e3,
+        "worst_ms": max(max(event["first_s"]) for event in done) * 1e3,
+        "bytes_per_row": (full_bytes - empty_bytes) / num_rows,
+        "servers_us_per_row": 1e6 * servers_s / (2 * num_pushed),
+        "workers_us_per_row": 1e6 * sum(event["cpu_s"] for event in done) / (2 * num_pushed),
+    }
 
 
 def _kind(work: KeysWork, num_rows: int, tier: Tier | None) -> str:
@@ -350,16 +315,18 @@ def torch_rows_per_s(work: KeysWork) -> float:
     return sum(map(len, given)) / seconds
 
 
-def in_words(figures: KeysFigures) -> str:
+def in_words(report: dict[str, Any]) -> str:
     """Returns the figures for a reader."""
-    needed = 8 * figures.kind.startswith("keys") + 2 * 4 * figures.work.row_length
+    work, has_keys = report["work"], report["kind"].startswith("keys")
+    needed = 8 * has_keys + 2 * 4 * work["row_length"]
     return (
-        f"{figures.kind}, {figures.num_rows} rows of {figures.work.row_length} float32 with Adagrad, {figures.num_ps} ps,"
-        f" {figures.work.num_workers} workers: {figures.rows_per_s:.0f} rows/s ({figures.first_rows_per_s:.0f} while rows are made);"
-        f" step median {figures.step_ms:.2f} ms, p99 {figures.step_p99_ms:.2f} ms, worst while rows are made {figures.worst_ms:.2f} ms;"
-        f" of it reading {figures.read_ms:.2f} ms; processor time of a row {figures.servers_us_per_row:.1f} µs of servers and"
-        f" {figures.workers_us_per_row:.1f} µs of workers; {human_bytes(int(figures.bytes_per_row))} a row"
-        f" ({figures.bytes_per_row / needed:.2f} of {'key, ' if figures.kind.startswith('keys') else ''}row and slot)"
+        f"{report['kind']}, {report['num_rows']} rows of {work['row_length']} float32 with Adagrad, {report['num_ps']} ps,"
+        f" {work['num_workers']} workers: {report['rows_per_s']:.0f} rows/s ({report['first_rows_per_s']:.0f} while rows are made);"
+        f" step median {report['step_ms']:.2f} ms, p99 {report['step_p99_ms']:.2f} ms,"
+        f" worst while rows are made {report['worst_ms']:.2f} ms; of it reading {report['read_ms']:.2f} ms;"
+        f" processor time of a row {report['servers_us_per_row']:.1f} µs of servers and"
+        f" {report['workers_us_per_row']:.1f} µs of workers; {human_bytes(int(report['bytes_per_row']))} a row"
+        f" ({report['bytes_per_row'] / needed:.2f} of {'key, ' if has_keys else ''}row and slot)"
     )
 
 

@@ -8,6 +8,7 @@ growth.
 
 import argparse
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -83,12 +84,8 @@ def _long(work: dict[str, Any], *, transport: str) -> dict[str, Any]:
 
 def _growth(values: Sequence[float]) -> float:
     """Returns the rise of a line fitted to equally spaced values, from the first to the last."""
-    number = len(values)
-    if number < 2:
-        return 0.0
-    middle, mean = (number - 1) / 2, sum(values) / number
-    slope = sum((x - middle) * (value - mean) for x, value in enumerate(values)) / sum((x - middle) ** 2 for x in range(number))
-    return slope * (number - 1)
+    last = len(values) - 1
+    return statistics.linear_regression(range(last + 1), values).slope * last if last else 0.0
 
 
 def _run(work: dict[str, Any], *, transport: str) -> list[dict[str, Any]]:

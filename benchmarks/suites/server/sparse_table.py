@@ -1,29 +1,27 @@
 """Measures training a few rows of a large table: time, bytes and memory. Knows the report, and the worker's code."""
 
 import argparse
-import dataclasses
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchmarks.harness.arguments import add_json
+from benchmarks.harness.arguments import add_json, show
 from benchmarks.harness.process_memory import pss_bytes
 from benchmarks.harness.processes import Cluster, peak_rss_bytes, rss_bytes
 from benchmarks.harness.worker import Station
 from benchmarks.report.figures import human_bytes
+from benchmarks.suites.server.dynamic_table import INITIALIZER, NAME, timed_step
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import Process
 from ps_protocol.model.optimizers import OptimizerSpec
-from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, adam, connect, sgd, uniform_initializer
+from worker_client import EmbeddingTable, adagrad, adam, connect, sgd
 
 _TIMEOUT_S = 900.0
 NUM_WARMUP_STEPS = 5
-NAME = "table"
 # The optimizer, and the number of arrays of the table's size that a server keeps with it, including the table.
 OPTIMIZERS: dict[str, tuple[Callable[[], OptimizerSpec], int]] = {
     "adam": (lambda: adam(0.001, lazy=True), 3),
@@ -43,76 +41,23 @@ class TableWork:
     optimizer: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableReport:
-    """Seconds to create the table; of each measured step, seconds to read rows and in total; the number of pushed rows."""
-
-    create_s: float
-    read_s: list[float]
-    step_s: list[float]
-    rows_pushed: int
-
-
 def work(orders: dict[str, Any], station: Station) -> None:
     """Trains as one worker process, and stays until it is released."""
     work = TableWork(**orders)
     with connect() as session:
         begin = time.perf_counter()
-        table = EmbeddingTable((work.num_rows, work.row_length), initializer=uniform_initializer(-0.05, 0.05, seed=1))
+        table = EmbeddingTable((work.num_rows, work.row_length), initializer=INITIALIZER)
         session.create_or_join({NAME: table}, optimizer=OPTIMIZERS[work.optimizer][0]())
         create_s = time.perf_counter() - begin
         random = np.random.default_rng(session.worker_index)
-        for _ in range(NUM_WARMUP_STEPS):
-            _step(session, work, random)
+        drawn = [np.unique(random.integers(work.num_rows, size=work.rows_per_push)) for _ in range(NUM_WARMUP_STEPS + work.num_steps)]
+        for rows in drawn[:NUM_WARMUP_STEPS]:
+            timed_step(session, rows)
         station.say("warm")
-        report = _measure(session, work, random, create_s=create_s)
-        station.say("done", report=dataclasses.asdict(report))
+        read_s, step_s = zip(*(timed_step(session, rows) for rows in drawn[NUM_WARMUP_STEPS:]), strict=True)
+        num_rows = sum(map(len, drawn[NUM_WARMUP_STEPS:]))
+        station.say("done", create_s=create_s, read_s=read_s, step_s=step_s, num_rows=num_rows)
         station.await_release()
-
-
-def _measure(session: Session, work: TableWork, random: np.random.Generator, *, create_s: float) -> TableReport:
-    read_s, step_s, rows_pushed = [], [], 0
-    for _ in range(work.num_steps):
-        reading_s, whole_s, count = _step(session, work, random)
-        read_s.append(reading_s)
-        step_s.append(whole_s)
-        rows_pushed += count
-    return TableReport(create_s=create_s, read_s=read_s, step_s=step_s, rows_pushed=rows_pushed)
-
-
-def _step(session: Session, work: TableWork, random: np.random.Generator) -> tuple[float, float, int]:
-    """Returns the seconds of reading the rows and of the whole step, and the number of different rows."""
-    indices = np.unique(random.integers(work.num_rows, size=work.rows_per_push))
-    begin = time.perf_counter()
-    rows = session.read_rows(NAME, indices)
-    reading_s = time.perf_counter() - begin
-    session.step({NAME: IndexedSlices(indices, 0.1 * rows)})
-    return reading_s, time.perf_counter() - begin, len(indices)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableFigures:
-    """The figures: worker 0's times, bytes per step of all workers, memory of all parameter servers together."""
-
-    work: TableWork
-    num_workers: int
-    num_ps: int
-    create_s: float
-    step_ms: float
-    step_p90_ms: float
-    read_ms: float
-    rows_per_s: float
-    bytes_per_step: int
-    payload_bytes_per_step: int
-    ps_empty_bytes: int
-    ps_bytes: int
-    ps_peak_bytes: int
-    ps_proportional_bytes: int
-
-    @property
-    def table_and_slots_bytes(self) -> int:
-        """The bytes of the table and its slots alone."""
-        return self.work.num_rows * 4 * self.work.row_length * OPTIMIZERS[self.work.optimizer][1]
 
 
 DESCRIPTION = "Measures training on a large table: in every step each worker reads some random rows and pushes their gradients."
@@ -128,13 +73,15 @@ def run(options: argparse.Namespace) -> int:
             num_steps=options.steps,
             optimizer=optimizer,
         )
-        figures = measure(work, num_workers=options.workers, num_ps=options.ps)
-        print(json.dumps(dataclasses.asdict(figures)) if options.json else in_words(figures), flush=True)
+        show(measure(work, num_workers=options.workers, num_ps=options.ps), in_words, options)
     return 0
 
 
-def measure(work: TableWork, *, num_workers: int, num_ps: int) -> TableFigures:
-    """Runs the work with processes for all roles, over loopback TCP. Raises LaunchFailed with the error's output."""
+def measure(work: TableWork, *, num_workers: int, num_ps: int) -> dict[str, Any]:
+    """Runs the work with processes for all roles, over loopback TCP. Raises LaunchFailed with the error's output.
+
+    Times are worker 0's, bytes of a step those of all workers, and memory that of all parameter servers together.
+    """
     with Cluster(ClusterSpec(ps=num_ps, workers=num_workers, tcp=True)) as cluster:
         cluster.local.start_roles()
         empty_bytes = sum(map(rss_bytes, cluster.servers))
@@ -147,42 +94,47 @@ def measure(work: TableWork, *, num_workers: int, num_ps: int) -> TableFigures:
             sum(map(look, cluster.servers)) for look in (rss_bytes, peak_rss_bytes, _proportional_bytes)
         )
         cluster.processes.release()
-    reports = [TableReport(**event["report"]) for event in cluster.processes.by_process("done")]
-    return TableFigures(
-        work=work,
-        num_workers=num_workers,
-        num_ps=num_ps,
-        create_s=max(report.create_s for report in reports),
-        step_ms=float(np.median(reports[0].step_s)) * 1e3,
-        step_p90_ms=float(np.quantile(reports[0].step_s, 0.9)) * 1e3,
-        read_ms=float(np.median(reports[0].read_s)) * 1e3,
-        rows_per_s=sum(report.rows_pushed for report in reports) / max(sum(report.step_s) for report in reports),
-        bytes_per_step=traffic_bytes // work.num_steps,
+    done = cluster.processes.by_process("done")
+    num_rows = sum(event["num_rows"] for event in done)
+    return {
+        "work": asdict(work),
+        "num_workers": num_workers,
+        "num_ps": num_ps,
+        "create_s": max(event["create_s"] for event in done),
+        "step_ms": 1e3 * float(np.median(done[0]["step_s"])),
+        "step_p90_ms": 1e3 * float(np.quantile(done[0]["step_s"], 0.9)),
+        "read_ms": 1e3 * float(np.median(done[0]["read_s"])),
+        "rows_per_s": num_rows / max(sum(event["step_s"]) for event in done),
+        "bytes_per_step": traffic_bytes // work.num_steps,
         # A row is sent twice, each time with its index of 8 bytes.
-        payload_bytes_per_step=sum(report.rows_pushed for report in reports) * 2 * (4 * work.row_length + 8) // work.num_steps,
-        ps_empty_bytes=empty_bytes,
-        ps_bytes=ps_bytes,
-        ps_peak_bytes=peak_bytes,
-        ps_proportional_bytes=proportional_bytes,
-    )
+        "payload_bytes_per_step": num_rows * 2 * (4 * work.row_length + 8) // work.num_steps,
+        "table_and_slots_bytes": work.num_rows * 4 * work.row_length * OPTIMIZERS[work.optimizer][1],
+        "ps_empty_bytes": empty_bytes,
+        "ps_bytes": ps_bytes,
+        "ps_peak_bytes": peak_bytes,
+        "ps_proportional_bytes": proportional_bytes,
+    }
 
 
-def in_words(figures: TableFigures) -> str:
+def in_words(report: dict[str, Any]) -> str:
     """Returns the figures for a reader."""
-    work, wanted = figures.work, figures.table_and_slots_bytes
+    work, wanted = report["work"], report["table_and_slots_bytes"]
+    names = ("bytes_per_step", "payload_bytes_per_step", "table_and_slots_bytes", "ps_empty_bytes", "ps_bytes", "ps_peak_bytes")
+    sizes = {name: human_bytes(report[name]) for name in (*names, "ps_proportional_bytes")}
     return "\n".join(
         [
-            f"{work.num_rows} × {work.row_length} float32 on {figures.num_ps} ps, {figures.num_workers} workers,"
-            f" {work.rows_per_push} random rows a push, {work.optimizer}",
-            f"  created in {figures.create_s:.1f} s",
-            f"  step: median {figures.step_ms:.2f} ms, p90 {figures.step_p90_ms:.2f} ms; of it reading rows: {figures.read_ms:.2f} ms",
-            f"  {figures.rows_per_s:.0f} rows/s read, pushed and updated",
-            f"  {human_bytes(figures.bytes_per_step)} a step over the network, of all workers and both ways;"
-            f" rows, gradients and indices are {human_bytes(figures.payload_bytes_per_step)} of it",
-            f"  table and slots: {human_bytes(wanted)}; ps memory: {human_bytes(figures.ps_bytes)} ({figures.ps_bytes / wanted - 1:+.1%}),"
-            f" at most {human_bytes(figures.ps_peak_bytes)}, {human_bytes(figures.ps_empty_bytes)} without a model;"
-            f" with each shared library counted once {human_bytes(figures.ps_proportional_bytes)}"
-            f" ({figures.ps_proportional_bytes / wanted - 1:+.1%})",
+            f"{work['num_rows']} × {work['row_length']} float32 on {report['num_ps']} ps, {report['num_workers']} workers,"
+            f" {work['rows_per_push']} random rows a push, {work['optimizer']}",
+            f"  created in {report['create_s']:.1f} s",
+            f"  step: median {report['step_ms']:.2f} ms, p90 {report['step_p90_ms']:.2f} ms;"
+            f" of it reading rows: {report['read_ms']:.2f} ms",
+            f"  {report['rows_per_s']:.0f} rows/s read, pushed and updated",
+            f"  {sizes['bytes_per_step']} a step over the network, of all workers and both ways;"
+            f" rows, gradients and indices are {sizes['payload_bytes_per_step']} of it",
+            f"  table and slots: {sizes['table_and_slots_bytes']}; ps memory: {sizes['ps_bytes']} ({report['ps_bytes'] / wanted - 1:+.1%}),"
+            f" at most {sizes['ps_peak_bytes']}, {sizes['ps_empty_bytes']} without a model;"
+            f" with each shared library counted once {sizes['ps_proportional_bytes']}"
+            f" ({report['ps_proportional_bytes'] / wanted - 1:+.1%})",
         ]
     )
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
+from benchmarks.harness.arguments import WrongArguments
 from benchmarks.harness.workload import Workload
 from benchmarks.peers.catalogue import PEERS
 from benchmarks.peers.comparison import COLUMNS, Comparison, Contender, PeerFailed, by_turns, compare, missed_targets, rows_of
 from benchmarks.peers.environments import NotInstallable, last_word, prepare
 from benchmarks.peers.targets import BFLOAT16, GRPC, SHM, targets_of
 from benchmarks.report.figures import RunFigures, as_row
-from benchmarks.report.plot import CannotPlot, check_plot
+from benchmarks.report.plot import check_plot
 from benchmarks.suites.step.peers import panels
 
 WORK = Workload(total_bytes=4096, num_variables=4, num_workers=2, num_ps=1, num_steps=3)
@@ -179,5 +180,5 @@ def test_an_invalid_size_is_refused_before_anything_is_installed(size: str, caps
 
 
 def test_an_impossible_plot_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(CannotPlot):
+    with pytest.raises(WrongArguments, match="--plot"):
         check_plot(tmp_path / "missing" / "steps.png")
