@@ -1,6 +1,5 @@
 """A worker that learns the digits at a set pace, for both suites of this folder. Knows the demo's network and one session; no policy."""
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ def learn(station: Station, train: Callable[[Session, Examples, Examples], Any],
         session.create_or_join(initial_values(seed=_SEED), optimizer=worker_client.sgd(learning_rate))
         station.await_go()
         report = train(session, examples.part(session.worker_index, num_parts=num_workers), test)
-        station.say("done", report=dataclasses.asdict(report))
+        station.say("done", report=report)
 
 
 def keep_pace(began: float, *, pace_s: float) -> None:

@@ -30,27 +30,14 @@ class PolicyWork:
     slowdown: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkReport:
-    """One worker's report: seconds from its first batch to the end, seconds of waiting, its contributions and their staleness."""
-
-    seconds: float
-    waiting_s: float
-    num_accepted: int
-    num_dropped: int
-    staleness: list[int]
-    test_accuracy: float
-    loss: float
-    step: int
-
-
 def work(orders: dict[str, Any], station: Station) -> None:
     """Trains as one worker process until the cluster is finished."""
     work = PolicyWork(**orders)
     learn(station, partial(_train, work), learning_rate=work.learning_rate, num_workers=work.num_workers)
 
 
-def _train(work: PolicyWork, session: Session, part: Examples, test: Examples) -> WorkReport:
+def _train(work: PolicyWork, session: Session, part: Examples, test: Examples) -> dict[str, Any]:
+    """Returns seconds from the first batch to the end and of waiting, contributions with their staleness, and what was learned."""
     pace_s = work.pace_s * (work.slowdown if session.worker_index == work.slow_worker else 1.0)
     begin, waiting_s, staleness, num_batches = time.monotonic(), 0.0, [], 0
     while not session.is_finished:
@@ -66,16 +53,14 @@ def _train(work: PolicyWork, session: Session, part: Examples, test: Examples) -
         if result.is_accepted:
             staleness.append(result.staleness)
     seconds, found = time.monotonic() - begin, evaluate(session.views(), test.images, test.labels)
-    return WorkReport(
-        seconds=seconds,
-        waiting_s=waiting_s,
-        num_accepted=len(staleness),
-        num_dropped=num_batches - len(staleness),
-        staleness=staleness,
-        test_accuracy=found.accuracy,
-        loss=found.loss,
-        step=session.local_step,
-    )
+    return {
+        "seconds": seconds,
+        "waiting_s": waiting_s,
+        "num_dropped": num_batches - len(staleness),
+        "staleness": staleness,
+        "test_accuracy": found.accuracy,
+        "step": session.local_step,
+    }
 
 
 _COLUMNS = (
@@ -137,7 +122,7 @@ def _rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]
         yield arm.name, row
 
 
-def _run(arm: Arm, options: argparse.Namespace) -> list[WorkReport]:
+def _run(arm: Arm, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Trains with processes for all roles; every arm applies the same number of contributions.
 
     Raises LaunchFailed with the error's output.
@@ -153,23 +138,23 @@ def _run(arm: Arm, options: argparse.Namespace) -> list[WorkReport]:
         slow_worker=options.workers - 1,
         slowdown=options.slowdown,
     )
-    return [WorkReport(**report) for report in run_workers(spec, "benchmarks.suites.coordination.policies", work)]
+    return run_workers(spec, "benchmarks.suites.coordination.policies", work)
 
 
-def _figures(reports: list[WorkReport]) -> dict[str, float]:
+def _figures(reports: list[dict[str, Any]]) -> dict[str, float]:
     """Returns the figures of one run, whose last worker is the slow one."""
-    staleness = [value for report in reports for value in report.staleness]
+    staleness = [value for report in reports for value in report["staleness"]]
     fast = reports[:-1] or reports
     return {
-        "test_accuracy": reports[0].test_accuracy,
-        "seconds": max(report.seconds for report in reports),
-        "steps": max(report.step for report in reports),
+        "test_accuracy": reports[0]["test_accuracy"],
+        "seconds": max(report["seconds"] for report in reports),
+        "steps": max(report["step"] for report in reports),
         "accepted": len(staleness),
-        "dropped": sum(report.num_dropped for report in reports),
-        "of_the_slow_worker": reports[-1].num_accepted,
+        "dropped": sum(report["num_dropped"] for report in reports),
+        "of_the_slow_worker": len(reports[-1]["staleness"]),
         "mean_staleness": float(np.mean(staleness)) if staleness else 0.0,
         "max_staleness": max(staleness, default=0),
-        "fast_workers_wait": float(np.mean([report.waiting_s / report.seconds for report in fast])),
+        "fast_workers_wait": float(np.mean([report["waiting_s"] / report["seconds"] for report in fast])),
     }
 
 

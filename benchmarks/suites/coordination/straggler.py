@@ -5,7 +5,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def work(orders: dict[str, Any], station: Station) -> None:
     learn(station, partial(_train, work), learning_rate=work.learning_rate, num_workers=work.num_workers)
 
 
-def _train(work: StragglerWork, session: Session, part: Examples, test: Examples) -> StragglerReport:
+def _train(work: StragglerWork, session: Session, part: Examples, test: Examples) -> dict[str, Any]:
     worker = session.worker_index
     steps, began_at, computed_s = [], [], []
     kept: list[tuple[int, float, dict[str, Array]]] = []
@@ -73,7 +73,7 @@ def _train(work: StragglerWork, session: Session, part: Examples, test: Examples
     ended_at = time.monotonic()
     if worker == 0:
         kept.append((session.local_step, ended_at, _copy(session.views())))
-    return StragglerReport(
+    report = StragglerReport(
         steps=steps,
         began_at=began_at,
         computed_s=computed_s,
@@ -83,6 +83,7 @@ def _train(work: StragglerWork, session: Session, part: Examples, test: Examples
         last_step=session.local_step,
         looks=[_look(step, at, variables, test) for step, at, variables in kept],
     )
+    return asdict(report)
 
 
 def _copy(variables: dict[str, Array]) -> dict[str, Array]:
