@@ -35,11 +35,6 @@ class RunFigures:
         return float(np.median(self.step_s)) * 1e3
 
     @property
-    def mean_ms(self) -> float:
-        """Mean time of a step."""
-        return float(np.mean(self.step_s)) * 1e3
-
-    @property
     def p90_ms(self) -> float:
         """The 90th percentile of the step times."""
         return float(np.quantile(self.step_s, 0.9)) * 1e3
