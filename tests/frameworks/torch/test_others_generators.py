@@ -1,9 +1,8 @@
-"""Engines and collectors of others take the weights of a training: TorchRL's, vLLM's. And the Trainer of transformers gives them.
+"""Engines and collectors of others take the weights of a training: TorchRL's, vLLM's. And trainers of transformers and TRL give them.
 
 Each test runs on the real library, or is skipped and says that this is missing; none has a stand-in for an interface. `make
-test-frameworks` has TorchRL and transformers. vLLM's wheel of 336 MB is not in it; without a GPU, that and what it imports at once will do:
-`.venv-frameworks/bin/pip install --no-deps vllm pyzmq cbor2 openai openai-harmony sniffio`. TRL's trainers, which are
-subclasses of that Trainer, are not run here.
+test-frameworks` has TorchRL, transformers and TRL. vLLM's wheel of 336 MB is not in it; without a GPU, that and what it imports at once
+will do: `.venv-frameworks/bin/pip install --no-deps vllm pyzmq cbor2 openai openai-harmony sniffio`.
 
 vLLM's engine is made by vLLM's own factory and base class, and loads into a model that stands for one of vLLM's: a whole LLM, and the
 layers that `start_weight_update` and `finish_weight_update` make ready, need a GPU and are not run here.
@@ -205,24 +204,16 @@ def test_workers_of_one_model_of_vllm_wait_for_the_step_of_the_others(trainer: T
 
 # -- transformers
 
-TRAINER = """
+CHECKED = """
 import os, sys, warnings
+os.environ["HF_HUB_OFFLINE"] = "1"
 warnings.simplefilter("ignore")
 import torch, lockstep, lockstep.torch as lt
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 from lockstep.torch.transformers import PublishCallback
 torch.set_num_threads(1)
 torch.manual_seed(0)
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, x, labels=None):
-        y = self.layer(x)
-        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
 
 class Check(TrainerCallback):
     # what a generator has is what the Trainer has, after each step
@@ -233,22 +224,64 @@ class Check(TrainerCallback):
         same = all(torch.equal(a.bfloat16(), b) for a, b in zip(model.parameters(), followed.parameters()))
         print("step", step, "of", state.global_step, "same" if same else "other", flush=True)
 
+how = dict(output_dir=sys.argv[1], max_steps=5, per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True, report_to=[],
+           save_strategy="no", disable_tqdm=True, logging_strategy="no")
+"""
+OF_TRANSFORMERS = """
+from transformers import Trainer, TrainingArguments
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x, labels=None):
+        y = self.layer(x)
+        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
+
 model, followed = Net(), Net().bfloat16()
-generator = lt.follow(followed)
 x = torch.randn(64, 4)
 samples = [{"x": one, "labels": one.sum(0, keepdim=True)} for one in x]
-arguments = TrainingArguments(output_dir=sys.argv[1], max_steps=5, per_device_train_batch_size=4, gradient_accumulation_steps=2,
-                              use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, logging_strategy="no")
-Trainer(model=model, args=arguments, train_dataset=samples, callbacks=[PublishCallback(), Check()]).train()
+trainer = Trainer(model=model, args=TrainingArguments(**how), train_dataset=samples, callbacks=[PublishCallback(), Check()])
+"""
+# A language model from a configuration, whose words are numbers: nothing is downloaded.
+OF_TRL = """
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+words = ["<pad>", "</s>", "<unk>", *map(str, range(29))]
+tokens = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="<unk>"))
+tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+named = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+shape = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+                    pad_token_id=0, eos_token_id=1, bos_token_id=None)
+model, followed = LlamaForCausalLM(shape), LlamaForCausalLM(shape).bfloat16()
+more = dict(model=model, processing_class=PreTrainedTokenizerFast(tokenizer_object=tokens, **named), callbacks=[PublishCallback(), Check()])
+if sys.argv[2] == "sft":
+    trainer = SFTTrainer(args=SFTConfig(bf16=False, **how), train_dataset=Dataset.from_dict({"text": ["1 2 3 4 5 6"] * 64}), **more)
+else:
+    trainer = GRPOTrainer(args=GRPOConfig(bf16=False, num_generations=4, max_completion_length=4, learning_rate=1e-2, **how),
+                          reward_funcs=lambda completions, **_: [float(len(set(text.split()))) for text in completions],
+                          train_dataset=Dataset.from_dict({"prompt": ["1 2 3"] * 64}), **more)
+"""
+TRAINED = """
+generator = lt.follow(followed)
+trainer.train()
 generator.weights.close()
 print("done", flush=True)
 """
 
 
 @pytest.mark.timeout(200)
-def test_a_trainer_of_transformers_publishes_each_step(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: `make test-frameworks` has it")
-    with up("--ps", "1", "--workers", "1", "--", str(tmp_path / "out"), worker=TRAINER, run_dir=tmp_path / "run") as process:
+@pytest.mark.parametrize(
+    ("library", "program", "which"), [("transformers", OF_TRANSFORMERS, ""), ("trl", OF_TRL, "sft"), ("trl", OF_TRL, "grpo")]
+)
+def test_a_trainer_of_transformers_and_those_of_trl_publish_each_step(tmp_path: Path, library: str, program: str, which: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed: `make test-frameworks` has it")
+    given = ("--ps", "1", "--workers", "1", "--", str(tmp_path / "out"), which)
+    with up(*given, worker=CHECKED + program + TRAINED, run_dir=tmp_path / "run") as process:
         said, _ = process.communicate(timeout=150)
     assert process.returncode == 0, said
     for step in range(1, 6):
