@@ -89,8 +89,10 @@ class PolicyRules:
         if stale:
             return f"{stale} were computed from steps {[made_at[push_id] for push_id in stale]}"
         most = max(self.num_required, *(rules.num_required for rules in former)) if former else self.num_required
-        if not self.min_required <= len(contributors) <= (most if not takes_late else len(contributors)):
-            return f"it is made of {len(contributors)} contributions, and R is {most}, at least {self.min_required}"
+        # A step that was complete when the policy changed stays so.
+        least = min(self.min_required, *(rules.min_required for rules in former)) if former else self.min_required
+        if not least <= len(contributors) <= (most if not takes_late else len(contributors)):
+            return f"it is made of {len(contributors)} contributions, and R is {most}, at least {least}"
         is_strict = self.spec.tokens is TokenMode.STRICT and all(rules.spec.tokens is TokenMode.STRICT for rules in former)
         num_extras = max(0, most - self.num_workers)
         if is_strict and len({(one.worker, made_at[one]) for one in contributors}) < len(contributors) - num_extras:
