@@ -79,8 +79,8 @@ class DiLoCo:
 
     `names`: the variables that the program has; None: all of the model, which may have no tables. `Buffer`s are updated by their values, in
     turn with their fragment; those named in `counts` by worker 0 only. `inner_state_dir`: a directory in which the worker's part is kept at
-    each contribution, so that a process in its place goes on with it, to the same bits; None: it begins anew. `sync_every` may be set, and
-    holds from the next contribution on.
+    each contribution, so that a process in its place goes on with it, to the same bits; None: it begins anew. `sync_every` may be set: the
+    next contribution comes so many inner steps after the last one.
 
     `by_speed`: after each contribution `sync_every` is set to what `Session.inner_steps()` says of the number given here, by the seconds
     that inner steps took, so that all workers come together: the fastest makes them all, a slower one fewer, a multiple of `fragments` and
@@ -152,6 +152,16 @@ class DiLoCo:
     def session(self) -> Session:
         """The session; for calls that change anything, while no contribution is under way."""
         return self._session
+
+    @property
+    def sync_every(self) -> int:
+        """The inner steps of an outer one. Setting another number raises InvalidSpec unless it is a whole one of at least 1."""
+        return self._sync_every
+
+    @sync_every.setter
+    def sync_every(self, number: int) -> None:
+        check_numbers(sync_every=number, fragments=1, delay=0, alpha=0.0)
+        self._sync_every = number
 
     @property
     def is_finished(self) -> bool:
@@ -433,11 +443,11 @@ v = v - k * s
 def outer_optimizer(sync_every: int, *, rate: Rate | None = None, momentum: float = 0.9, bits: int | None = None) -> OptimizerSpec:
     """Returns the outer optimizer for so many inner steps: Nesterov momentum, at a rate of 0.7 from 50 of them on.
 
-    `rate`: None is 0.7 * sqrt(sync_every / 50) with fewer, at least 0.1. Ours, between what was measured with four workers on a small
-    language model (benchmarks/figures.md): at 10 inner steps 0.2 is better than 0.7 (a loss of 2.1104 against 2.1460), at 50 0.7 is better
-    than 0.33 (2.1238 against 2.1308). Where the inner rate is as high as gradients of each step take it, and outer steps are as few as 20
-    to 100, less momentum is better: with a rate of 0.7 and momentum of 0.6 50 inner steps end at 1.9155 instead of 2.1409, and 10 at
-    1.8782 instead of 1.9274.
+    `rate`: another number, or a schedule by outer steps. None is 0.7 * sqrt(sync_every / 50) with fewer, at least 0.1. Ours, between what
+    was measured with four workers on a small language model (benchmarks/figures.md): at 10 inner steps 0.2 is better than 0.7 (a loss of
+    2.1104 against 2.1460), at 50 0.7 is better than 0.33 (2.1238 against 2.1308). Where the inner rate is as high as gradients of each step
+    take it, and outer steps are as few as 20 to 100, less momentum is better: with a rate of 0.7 and momentum of 0.6, 50 inner steps end at
+    1.9155 instead of 2.1409, and 10 at 1.8782 instead of 1.9274.
 
     `bits`: 4, or None. With 4 each variable moves by -7 to 7 times a power of two at a step, and the next step has what that leaves.
     Sessions with `WireFormat(gradients="int4", variables="int4")` then read 4 bits an element, and lose nothing. Variables are not split
@@ -448,9 +458,9 @@ def outer_optimizer(sync_every: int, *, rate: Rate | None = None, momentum: floa
         rate = round(max(0.1, 0.7 * min(1.0, math.sqrt(sync_every / 50))), 4)
     if bits not in (None, 4):
         raise InvalidSpec(f"bits: got {bits!r}, want 4, or None for moves of any size")
-    exact = optimizers.momentum(rate, momentum, use_nesterov=True)
+    of_any_size = optimizers.momentum(rate, momentum, use_nesterov=True)  # refuses wrong numbers in either case
     if bits is None:
-        return exact
+        return of_any_size
     return optimizers.custom_optimizer(_OF_FOUR_BITS, rate, slots={"m": 0.0, "left": 0.0}, momentum=momentum)
 
 

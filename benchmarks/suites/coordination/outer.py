@@ -204,7 +204,7 @@ class _Training:
                 break
             begun = time.monotonic()
             if order.growth:
-                loop.outer.sync_every = phases[loop.outer.global_step]
+                loop.outer.sync_every = max(1, phases[loop.outer.global_step])
             optimizer.zero_grad()
             loss(model, self._text.batch()).backward()
             optimizer.step()

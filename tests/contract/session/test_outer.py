@@ -238,6 +238,9 @@ def test_sync_every_is_read_for_each_contribution(start: Start) -> None:
             steps.append(loop.global_step)
             loop.sync_every = 2 if number < 3 else 3
         assert steps == [0, 1, 1, 2, 2, 2, 3, 3, 3]
+        for wrong in (0, 2.5, np.nan, "2"):
+            with pytest.raises(InvalidSpec, match="sync_every"):
+                loop.sync_every = wrong  # type: ignore[assignment]
 
 
 def kept_and_killed(start: Start, directory: Path, at: Callable[[int], bool], options: dict[str, Any]) -> Values:
