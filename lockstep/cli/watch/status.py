@@ -28,7 +28,8 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ledger", type=int, default=0, metavar="N", help=f"also show what the last N steps were made of, {NUM_STEPS} at most"
     )
-    parser.add_argument("--table", default="", metavar="NAME", help="also show how long ago the rows of this table with keys were used")
+    words = "also show how long ago the rows of this table with keys were used; fails if a server does not answer"
+    parser.add_argument("--table", default="", metavar="NAME", help=words)
     parser.add_argument("--placement", action="store_true", help="also show on which parameter server each variable lies")
 
 
@@ -46,7 +47,11 @@ def run_status(arguments: argparse.Namespace) -> CommandResult:
     if arguments.table:
         # Not in the block above: a server that does not answer is no absent chief.
         keys, counts, silent = _count_rows(arguments.table, look.status, placement or (), access)
-        lines += ["", *row_lines(arguments.table, keys, counts), *(f"without those of ps {index}: {why}" for index, why in silent.items())]
+        lines += [
+            "",
+            *row_lines(arguments.table, keys, counts),
+            *(f"rows of ps {index} are not counted: {why}" for index, why in silent.items()),
+        ]
         fields |= {"rows_by_last_use": counts, "rows_not_counted": silent}
         exit_code = ExitCode.FAILED if silent else ExitCode.DONE
     return CommandResult(words="\n".join(lines), fields=fields, exit_code=exit_code)

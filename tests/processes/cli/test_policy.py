@@ -114,7 +114,7 @@ def test_rows_of_servers_that_answer_are_counted_and_the_others_named(socket_dir
             found = lockstep_here("status", "--table", "users", "--json", "--chief", cluster.chief_address)
             fields = json.loads(found.stdout)
             assert found.returncode == 1 and 0 < sum(fields["rows_by_last_use"]) < 400 and [*fields["rows_not_counted"]] == ["1"]
-            assert "without those of ps 1: " in lockstep_here("status", "--table", "users", "--chief", cluster.chief_address).stdout
+            assert "rows of ps 1 are not counted: " in lockstep_here("status", "--table", "users", "--chief", cluster.chief_address).stdout
 
 
 @pytest.mark.parametrize(
