@@ -19,8 +19,8 @@ ASYNC = PolicySpec(name=PolicyName.ASYNC)
 class Scene:
     """An honest worker 0, and worker 1, which commits what it has not pushed; both wait for the next step."""
 
-    def __init__(self, *, num_shards: int = 2, model: ModelSpec = MODEL) -> None:
-        self.driver = Driver(num_shards=num_shards, total_num_replicas=2, applies_at_once=False)
+    def __init__(self, *, num_shards: int = 2, model: ModelSpec = MODEL, has_successors: bool = False) -> None:
+        self.driver = Driver(num_shards=num_shards, has_successors=has_successors, total_num_replicas=2, applies_at_once=False)
         self.honest = Worker(self.driver, 0)
         self.forger = Worker(self.driver, 1)
         call = self.driver.ask_model(self.honest, model)
@@ -77,6 +77,16 @@ def test_the_worker_of_a_missing_contribution_is_told_which_shard_lacks_it_and_i
     (status,) = [one for one in scene.driver.coordinator.status(scene.driver.now).participants if one.index == 1]
     assert status.state == "expelled"
     assert str(scene.forged) in status.failure
+
+
+def test_of_two_whose_answers_wait_for_the_step_only_the_one_whose_contribution_is_missing_is_refused() -> None:
+    scene = Scene(has_successors=True)
+    honest, forger = scene.honest.send_commit(), scene.forger.send_commit()
+    scene.lack(1)
+    assert isinstance(scene.forger.error(forger), ContributionMissing)
+    assert honest not in scene.driver.answers
+    scene.driver.apply()
+    assert scene.driver.answers[honest].outcome is PushOutcome.ACCEPTED
 
 
 def test_the_place_of_an_expelled_worker_is_free_for_another_incarnation() -> None:
