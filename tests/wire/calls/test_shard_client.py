@@ -131,9 +131,9 @@ def test_threads_may_share_one_shard() -> None:
 
         def work(worker: int) -> None:
             content, back = random_bytes(3 * MIB, seed=worker), np.zeros(3 * MIB, np.uint8)
-            header = PushHeader(era=era(1), push_id=PushId(worker=worker, incarnation=1, sequence=1), step=4, layout_hash="abc")
-            for _ in range(3):
-                shard.push_gradients(header, Segments([content]))
+            for sequence in range(1, 4):  # the same contribution again would go on where it broke off, which this server does not
+                push_id = PushId(worker=worker, incarnation=1, sequence=sequence)
+                shard.push_gradients(PushHeader(era=era(1), push_id=push_id, step=4, layout_hash="abc"), Segments([content]))
                 shard.read(ReadRequest(epoch=worker, step=4, layout_hash="abc"), Segments([back]))
                 outcome.append(np.array_equal(back, content))
 
