@@ -119,7 +119,7 @@ class DiLoCo:
         self._groups = groups_of([*self._specs.values()], fragments, session.placement())
         self._counts = frozenset(counts)
         self._session, self._delay, self._alpha = session, delay, alpha
-        self.sync_every = sync_every
+        self._sync_every = sync_every
         self.num_inner_steps = 0
         self.last_push: Push | None = None
         # Inner steps since the last contribution, and since that of each fragment; the fragment whose turn it is.
@@ -155,12 +155,12 @@ class DiLoCo:
 
     @property
     def sync_every(self) -> int:
-        """The inner steps of an outer one. Setting another number raises InvalidSpec unless it is a whole one of at least 1."""
+        """The inner steps of an outer one. Setting one that does not suit fragments and delay raises InvalidSpec."""
         return self._sync_every
 
     @sync_every.setter
     def sync_every(self, number: int) -> None:
-        check_numbers(sync_every=number, fragments=1, delay=0, alpha=0.0)
+        check_numbers(sync_every=number, fragments=len(self._groups), delay=self._delay, alpha=self._alpha)
         self._sync_every = number
 
     @property
@@ -181,7 +181,7 @@ class DiLoCo:
         self._num_since += 1
         self._since = [number + 1 for number in self._since]
         given: dict[str, Array] = {}
-        is_due = self._is_to_be_repeated() or self._num_since >= max(1, self.sync_every // len(self._groups))
+        is_due = self._is_to_be_repeated() or self._num_since >= self._sync_every // len(self._groups)
         if self._under_way is not None and (is_due or self._num_since >= self._delay or self._under_way[1].error is not None):
             given = self._take(values)
         if is_due and not self._is_over:

@@ -704,7 +704,7 @@ class Recovery:
                 self._cluster.attachments.count(one.push_id, one.attached)
         steps = {one.push_id: step if policy.spec.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
         self._members.remember(stage.pushes, chosen=steps)
-        return () if policy.spec.applies_on_arrival else stage.chosen
+        return stage.chosen
 
     def _secure(self) -> None:
         """The shards are at one step. If steps are announced only once saved, saves this one too: the earlier chief may not have."""

@@ -687,9 +687,7 @@ class ReplicaReturn:
         except PsError as error:
             self._report(messages.Failed(work=work, error=error))
             return
-        requests = [
-            RestoreRequest(fence=work.fence, spec=spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings) for spec in work.specs
-        ]
+        requests = restore_requests(work, sha256=sha256)
         whys = await asyncio.gather(*(self._bring_back(self.links[request.spec.shard], request) for request in requests))
         failures = tuple((shard, why) for shard, why in zip(work.shards, whys, strict=True) if why)
         self._report(messages.Done(work=work, result=failures))
@@ -747,6 +745,13 @@ class ReplicaReturn:
         if (after.process_incarnation, after.step) != (one.process, request.spec.initial_step):
             raise Unavailable("it was restarted while it was brought back")
         link.count_on_too(one)
+
+
+def restore_requests(work: messages.RestoreShards | messages.BringReplicasBack, *, sha256: str) -> list[RestoreRequest]:
+    """Returns what each of the work's shards is sent to go back to a checkpoint whose manifest has this digest."""
+    return [
+        RestoreRequest(fence=work.fence, spec=spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings) for spec in work.specs
+    ]
 
 
 def replicated(links: Sequence[object]) -> dict[int, ReplicatedLink]:

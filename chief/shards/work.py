@@ -13,7 +13,7 @@ from chief.core import messages as ev
 from chief.core.wording import seconds
 from chief.shards.calls import CONTROL_TIMEOUT_S, ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.standby import distrust_unconfirmed
+from chief.shards.standby import distrust_unconfirmed, restore_requests
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, LimitExceeded, PsError, Superseded, TrainingFailed
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.failpoints import failpoint
@@ -351,10 +351,7 @@ class ShardWork:
     async def _restore(self, work: ev.RestoreShards) -> tuple[int, ...]:
         """Brings all shards back to a checkpoint, and returns their process incarnations."""
         self._num_restoring += 1
-        sha256 = work.manifest_sha256
-        requests = [
-            RestoreRequest(fence=work.fence, spec=spec, tag=work.tag, manifest_sha256=sha256, settings=work.settings) for spec in work.specs
-        ]
+        requests = restore_requests(work, sha256=work.manifest_sha256)
         try:
             return tuple(await self._calls.at_all(lambda index: self._restored_at(index, requests[index])))
         finally:

@@ -162,10 +162,7 @@ class ShardTable:
 
     def explain_unreachable(self, now: float) -> list[str]:
         """Says of each shard that does not answer that it does not."""
-        silent = [record for record in self._records if not record.is_reachable]
-        causes = [f" ({record.why})" if record.why else "" for record in silent]
-        lengths = [seconds(now - record.unreachable_since) for record in silent]
-        return [f"{one.name} has not answered for {length}{why}" for one, length, why in zip(silent, lengths, causes, strict=True)]
+        return [_silence(record, now) for record in self._records if not record.is_reachable]
 
     def explain_restoring(self) -> list[str]:
         """Says of each shard that reads a checkpoint how far it is."""
@@ -232,3 +229,8 @@ def _created(report: ShardReport | None, layout: Layout) -> int:
 def _total(parts: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
     pairs = list(parts)
     return (sum(done for done, _ in pairs), sum(total for _, total in pairs)) if pairs else None
+
+
+def _silence(record: ShardRecord, now: float) -> str:
+    cause = f" ({record.why})" if record.why else ""
+    return f"{record.name} has not answered for {seconds(now - record.unreachable_since)}{cause}"

@@ -50,7 +50,7 @@ from ps_protocol.roles.chief import (
     check_weight,
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, PushId
-from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSpec, WorkerPushes
+from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSpec
 
 if TYPE_CHECKING:
     from chief.core.state import Cluster
@@ -246,13 +246,8 @@ class Training:
             record=self._cluster.record(step=step),
             placement=self._model.placement,
             files=(),
-            pushes=self.applied_pushes(extra=extra),
+            pushes=merged_pushes([(self.step, extra), *self._ledger.contributors(_MAX_PUSHES)], earlier=self._members.remembered),
         )
-
-    def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
-        """Returns the contributions of each worker that were applied lately; `extra`: those of the open step."""
-        steps = [(self.step, tuple(extra)), *self._ledger.contributors(_MAX_PUSHES)]
-        return merged_pushes(steps, earlier=self._members.remembered)
 
     def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
         """Returns the specification of each shard that goes back to this step."""

@@ -22,6 +22,7 @@ nn = torch.nn
 import lockstep.torch as lt
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, NotInitialized
+from tests.frameworks.torch.test_others_loops import NET
 from tests.support.cluster.here import ServedCluster
 from tests.support.cluster.shape import Shape
 from tests.support.processes.commands import up
@@ -227,23 +228,15 @@ class Check(TrainerCallback):
 how = dict(output_dir=sys.argv[1], max_steps=5, per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True, report_to=[],
            save_strategy="no", disable_tqdm=True, logging_strategy="no")
 """
-OF_TRANSFORMERS = """
-from transformers import Trainer, TrainingArguments
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, x, labels=None):
-        y = self.layer(x)
-        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
-
+OF_TRANSFORMERS = (
+    NET
+    + """
 model, followed = Net(), Net().bfloat16()
 x = torch.randn(64, 4)
 samples = [{"x": one, "labels": one.sum(0, keepdim=True)} for one in x]
 trainer = Trainer(model=model, args=TrainingArguments(**how), train_dataset=samples, callbacks=[PublishCallback(), Check()])
 """
+)
 # A language model from a configuration, whose words are numbers: nothing is downloaded.
 OF_TRL = """
 from datasets import Dataset

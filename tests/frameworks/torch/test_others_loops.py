@@ -78,9 +78,8 @@ optimizer = inner
 """
     + END
 )
-TRAINER = (
-    BEGIN
-    + """
+# A model that the Trainer of transformers takes.
+NET = """
 from transformers import Trainer, TrainingArguments
 
 class Net(nn.Module):
@@ -91,7 +90,11 @@ class Net(nn.Module):
     def forward(self, x, labels=None):
         y = self.layer(x)
         return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
-
+"""
+TRAINER = (
+    BEGIN
+    + NET
+    + """
 model = Net()
 optimizer = lt.Optimizer(None, model, torch.optim.SGD(model.parameters(), lr=0.1))
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.5)
